@@ -55,7 +55,8 @@ TEST_CASE("packing: the last piece of a tensor fits the memory through which it 
     on.write_numbers(x, bf16_kind::random, 3, on.stream());
     pass.commit<"core_attn">(0, on.stream(), x);
     pass.end_forward();
-    // Small tensors fill the arena; then there is room for the tensor and for one packed piece.
+    // Small tensors fill the arena; then there is room for the tensor, and for one packed piece or
+    // two.
     constexpr std::size_t small = std::size_t{1} << 20;
     std::vector<rig::buffer> all;
     const auto fill = [&] {
@@ -77,8 +78,8 @@ TEST_CASE("packing: the last piece of a tensor fits the memory through which it 
       }
       return false;
     };
-    REQUIRE(free(23));
-    REQUIRE(free(64));
+    REQUIRE(free(less == 288 ? 24 : 12));
+    REQUIRE(free(2 * piece / small));
     pass.restore<"core_attn">(0, on.stream(), x);
     on.check_numbers(x, bf16_kind::random, 3, on.stream());
     for (const auto& each : all) on.check(each, 7);

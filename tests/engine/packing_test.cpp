@@ -165,6 +165,52 @@ TEST_CASE("packing: a reload ahead of its use waits for the memory of the packed
   }
 }
 
+TEST_CASE("packing: the link brings the next piece while a kernel unpacks the one before") {
+  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  // The time in which all tensors come back, of `tensors` groups of a tensor each.
+  const auto time_of = [](std::size_t tensors, std::size_t tensor_bytes, double reload_rate,
+                          double unpack_rate) {
+    auto model = small_machine();
+    model.moves_bytes = false;
+    model.device_bytes = model.host_bytes = std::size_t{4} << 30;
+    model.reload_rate = reload_rate;
+    model.unpack_rate = unpack_rate;
+    desk on(model);
+    auto opts = packing(small_options());
+    opts.device_step = std::size_t{1} << 30;
+    opts.host_step = opts.host_budget.emplace(std::size_t{1} << 30);
+    opts.reload_ahead = tensors;
+    offloader off(on.dev, opts);
+    auto pass = off.begin();
+    std::vector<desk::buffer> saved;
+    for (std::size_t l = 0; l < tensors; ++l) {
+      saved.push_back(off.allocate<tidepool::test::bf16_number>(tensor_bytes / 2, on.stream()));
+      pass.commit<"core_attn">(static_cast<int>(l), on.stream(), saved.back());
+    }
+    on.dev.synchronize();
+    const auto before = on.dev.now_ns();
+    pass.end_forward();
+    for (auto l = tensors; l-- > 0;) {
+      pass.restore<"core_attn">(static_cast<int>(l), on.stream(), saved[l]);
+    }
+    on.dev.synchronize();
+    for (auto& each : saved) each.reset(on.stream());
+    pass.finish();
+    return on.dev.now_ns() - before;
+  };
+  for (const std::size_t tensors : {1U, 4U, 12U}) {
+    CAPTURE(tensors);
+    const auto tensor_bytes = 12 / tensors * piece;
+    const auto all = static_cast<double>(tensors * tensor_bytes);
+    const auto link = static_cast<double>(pack_form::packed_bytes(tensors * tensor_bytes));
+    // Both as fast as each other, the link slower, the kernels slower; a twelfth has nothing
+    // beside.
+    CHECK(time_of(tensors, tensor_bytes, 50, 50 * all / link) < 1.10 * link / 50);
+    CHECK(time_of(tensors, tensor_bytes, 50, 150) < 1.05 * link / 50);
+    CHECK(time_of(tensors, tensor_bytes, 100, 50) < 1.05 * all / 50);
+  }
+}
+
 TEST_CASE("packing: a large tensor comes back through the memory of one piece") {
   constexpr std::size_t piece = tidepool::detail::packed_piece;
   constexpr std::size_t large = 2 * piece + 70'006;
@@ -352,8 +398,12 @@ TEST_CASE("packing: picture, timeline and report have the bytes on the link besi
   train(on, off, 1, 4);
   const auto step = off.finish_trace();
   constexpr auto link = pack_form::packed_bytes(bytes);
-  std::size_t copies = 0;
+  std::size_t copies = 0, unpacked = 0;
   for (const auto& span : step.spans) {
+    unpacked += span.name == "unpack" && step.lanes[span.lane] == "unpack" ? 1 : 0;
+    if (span.kind == tidepool::trace::span_kind::stall && span.name == "consumer") {
+      CHECK(span.module == "core_attn");  // the reload that a kernel unpacks
+    }
     const bool copy = span.kind == tidepool::trace::span_kind::offload ||
                       span.kind == tidepool::trace::span_kind::reload;
     CHECK(span.spared == (copy ? bytes - link : 0));
@@ -361,6 +411,7 @@ TEST_CASE("packing: picture, timeline and report have the bytes on the link besi
     copies += copy ? 1 : 0;
   }
   CHECK(copies == 8);
+  CHECK(unpacked == 4);
   std::ostringstream picture;
   tidepool::trace::write_svg(picture, step);
   CHECK(says(picture.str(), "offloaded 39.1 KiB (28.9 KiB on the link)"));

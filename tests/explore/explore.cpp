@@ -30,6 +30,7 @@ constexpr row rows[]{
     {tp::join_site::host_reuse,
      "an offload waits until the reload out of its host block has ended"},
     {tp::join_site::own_offload, "a reload waits for the offload of the same storage"},
+    {tp::join_site::unpack, "a kernel that unpacks waits for the copy of what it reads"},
     {tp::join_site::consumer, "compute waits for the reload of what it reads"},
     {tp::join_site::cap, "compute waits because too many offloads are in flight"},
     {tp::join_site::launch, "a graph waits for what all streams were given before it"},

@@ -35,7 +35,8 @@ class graphs {
     }
     visitors_->look_ahead();
     // Streams that the offloader meets inside.
-    const auto most = most_streams - (from_->off().settings().peer_budget ? 1 : 0);
+    const auto& opts = from_->off().settings();
+    const auto most = !opts.peer_budget ? most_streams : most_streams - (opts.pack.empty() ? 1 : 2);
     while (from_->desk().stream_count() < most && from_->once_in(2)) {
       from_->desk().add_stream();
     }

@@ -78,7 +78,7 @@ inline void draw_packing(program& into, dice& roll, bool sizes) {
 }
 
 // A few tensors at the limits as they really are: 256 KiB (64 KiB on the virtual device), and the
-// 32 MiB of the tensor that a piece of the reload stands for.
+// 16 MiB of the tensor that a piece of the reload stands for.
 inline void draw_packing_large(program& into, dice& roll) {
   const bool pieces = roll.chance(0.12);
   into.sides.assign(1, side{});
@@ -97,7 +97,7 @@ inline void draw_packing_large(program& into, dice& roll) {
   const auto add = [&](operation op) { into.operations.push_back(std::move(op)); };
   const auto a_stream = [&] { return roll.below(into.streams); };
   static constexpr std::array<int, 9> beside{0, -1, -2, 2, 1, 1022, 1024, -1024, 16};
-  const int unit = pieces ? 32 << 20 : static_cast<int>(into.packs_from);
+  const int unit = pieces ? 16 << 20 : static_cast<int>(into.packs_from);
   std::size_t most = 0;
   std::vector<int> sizes;
   for (int n = roll.from(1, pieces ? 2 : 4); n > 0; --n) {

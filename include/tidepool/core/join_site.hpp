@@ -15,6 +15,7 @@ enum class join_site : std::uint8_t {
   reload_reuse,   ///< a reload waits until the last user of its device block has ended
   host_reuse,     ///< an offload waits until the reload out of its host block has ended
   own_offload,    ///< a reload waits for the offload of the same storage
+  unpack,         ///< a kernel that unpacks waits for the copy of what it reads
   consumer,       ///< a compute stream waits for the reload of the tensor that it will read
   cap,            ///< a compute stream waits because too many offloads are in flight
   launch,         ///< a graph waits for the work that all streams were given before it
@@ -34,11 +35,11 @@ enum class join_site : std::uint8_t {
 
 /// The name of a join, as traces and `--drop-joins` of the tests have it.
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
-  constexpr std::string_view names[]{
-      "producer",   "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
-      "consumer",   "cap",           "launch",       "after_launch", "fork",
-      "join_back",  "after_capture", "new_stream",   "borrow",       "give_back",
-      "peer_reuse", "file_write",    "file_reuse",   "row_count"};
+  constexpr std::string_view names[]{"producer",      "device_reuse", "reload_reuse", "host_reuse",
+                                     "own_offload",   "unpack",       "consumer",     "cap",
+                                     "launch",        "after_launch", "fork",         "join_back",
+                                     "after_capture", "new_stream",   "borrow",       "give_back",
+                                     "peer_reuse",    "file_write",   "file_reuse",   "row_count"};
   return names[static_cast<std::size_t>(site)];
 }
 

@@ -343,7 +343,7 @@ class checked_device : public Device {
     log_.copy_by_host(access_kind::host_write, memory, block, bytes);
   }
   /// Names an offloader's copy streams to one place. The call for the host comes first.
-  void name_copy_streams(stream_ref offload, stream_ref reload, place_kind to) {
+  void name_copy_streams(stream_ref offload, stream_ref reload, stream_ref unpack, place_kind to) {
     if (to == place_kind::host) ++offloaders_;
     const bool peer = to == place_kind::peer;
     const auto which = std::string(peer                     ? " of the neighbour"
@@ -351,6 +351,7 @@ class checked_device : public Device {
                                                             : "") +
                        (offloaders_ == 1 ? "" : " " + std::to_string(offloaders_));
     log_.clocks().name(lane_of(offload), "the offload stream" + which, true, peer);
+    log_.clocks().name(lane_of(unpack), "the unpack stream" + which, true, peer);
     log_.clocks().name(lane_of(reload), "the reload stream" + which, true, peer);
   }
 

@@ -199,7 +199,7 @@ concept order_checking_device = device<Device> &&
   dev.gave_back(pointer, bytes, ref);
   dev.borrows(pointer, bytes);
   dev.returned(pointer, bytes, ref);
-  dev.name_copy_streams(ref, ref, place_kind::host);
+  dev.name_copy_streams(ref, ref, ref, place_kind::host);
   dev.writes_file(pointer, pointer, bytes);
   dev.reads_file(pointer, pointer, bytes);
   dev.abandons_capture();

@@ -167,7 +167,8 @@ class hardware {
   virtual void borrows(const void* pointer, std::size_t bytes) = 0;
   virtual void gave_back(const void* pointer, std::size_t bytes, lane_id on) = 0;
   virtual void returned(const void* pointer, std::size_t bytes, lane_id home) = 0;
-  virtual void name_copy_streams(lane_id offload, lane_id reload, place_kind to) = 0;
+  virtual void name_copy_streams(lane_id offload, lane_id reload, lane_id unpack,
+                                 place_kind to) = 0;
   virtual void writes_file(const void* block, const void* memory, std::size_t bytes) = 0;
   virtual void reads_file(const void* memory, const void* block, std::size_t bytes) = 0;
   // Any device may have `host_reads`.

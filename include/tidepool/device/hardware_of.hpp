@@ -279,9 +279,9 @@ class hardware_of final : public hardware {
   void returned(const void* pointer, std::size_t bytes, lane_id home) override {
     if constexpr (order_checking_device<Device>) dev_->returned(pointer, bytes, at(home).stream);
   }
-  void name_copy_streams(lane_id offload, lane_id reload, place_kind to) override {
+  void name_copy_streams(lane_id offload, lane_id reload, lane_id unpack, place_kind to) override {
     if constexpr (order_checking_device<Device>) {
-      dev_->name_copy_streams(at(offload).stream, at(reload).stream, to);
+      dev_->name_copy_streams(at(offload).stream, at(reload).stream, at(unpack).stream, to);
     }
   }
   void writes_file(const void* block, const void* memory, std::size_t bytes) override {

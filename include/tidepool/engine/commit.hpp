@@ -255,7 +255,7 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
-    store_.unstage(done, done.lane);
+    store_.unstage(done);
     if (rows_ != nullptr) counted = rows_->count(chunk, which, items);
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {

@@ -27,6 +27,7 @@ namespace tidepool::inline v0_3_0::detail {
 //   host_reuse    offload stream  waits for the reload that last read the host block
 //   peer_reuse    offload stream  waits for the reload that last read the neighbour's block
 //   own_offload   reload stream   waits for the offload of the same storage
+//   unpack        unpack stream   waits for the copy of packed bytes (in pack_storages.hpp)
 class copies {
  public:
   using place = offload_place;
@@ -174,13 +175,12 @@ class copies {
     order_.join(reload_lane(store.place), store.there.written, join_site::own_offload);
   }
 
-  // Queues the copy of `store` back to the device.
+  // Queues the copy of `store`, which is not packed, back to the device.
   void queue_in(const storage& store) {
     if (store.bytes == 0) return;
     auto& from = at(store.place);
     if (from.staged)
       return from.staged->copy_in(store.here.memory.data, store.there.memory, store.moved());
-    if (store.is.packed) return unpack(store, from);
     batch_.push_back({store.here.memory.data, store.there.memory.data, store.moved()});
   }
 
@@ -208,30 +208,23 @@ class copies {
  protected:
   ~copies() = default;
 
+  // Issues the queued copies: many small copies as one batch, large copies in pieces.
+  void issue(copy_direction direction, lane_id on) {
+    if (!issue_batch(direction, on)) {
+      for (const auto& item : batch_) issue_pieces(item, direction, on);
+    }
+    batch_.clear();
+  }
+
   hardware* dev_;
   const observers* heard_;
   lanes order_;
   std::size_t away_ = 0;  // bytes that are only in a place, or will be computed again
   staged_tensors staged_;
+  std::vector<copy_item> batch_;
+  std::size_t spared_ = 0;  // bytes that packing keeps off the link, of the copies under way
 
  private:
-  // Issues the copies of a packed tensor and its unpacking, piece by piece. A piece is unpacked
-  // before the next arrives, so that all use the same staging.
-  [[gnu::cold]] void unpack(const storage& store, place& from) {
-    const packed_block there(store);
-    auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
-    spared_ += store.moved() - there.link;
-    for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
-      const auto* packed = there.packed + pack_form::packed_bytes(start);
-      if (auto* room = static_cast<std::byte*>(staged_.incoming.data); room != nullptr) {
-        issue_pieces({room, packed, pack_form::packed_bytes(bytes)}, from.in, from.reload);
-        packed = room;
-      }
-      dev_->unpack(tensor + start, packed, there.spill + pack_form::spill_bytes(start), bytes,
-                   from.reload);
-    });
-  }
-
   void join_reuse(storage& store, place& to, const fence& ready, lane_id writer) {
     rollback untaken([&]() noexcept {
       to.blocks->release(store.there.memory, ready);
@@ -239,14 +232,6 @@ class copies {
     });
     order_.join(writer, ready, to.reuse);
     untaken.keep();
-  }
-
-  // Issues the queued copies: many small copies as one batch, large copies in pieces.
-  void issue(copy_direction direction, lane_id on) {
-    if (!issue_batch(direction, on)) {
-      for (const auto& item : batch_) issue_pieces(item, direction, on);
-    }
-    batch_.clear();
   }
 
   // The launch of a copy with fewer bytes costs more than the copy.
@@ -273,8 +258,6 @@ class copies {
   place_list places_;
   part_index<storage> parts_;
   std::size_t piece_;
-  std::vector<copy_item> batch_;
-  std::size_t spared_ = 0;  // bytes that packing keeps off the link, of the copies under way
 };
 
 }  // namespace tidepool::detail

@@ -45,7 +45,8 @@ TIDEPOOL_INLINE engine::engine(std::unique_ptr<hardware> dev, const options& opt
   if (opts.policy == policy_kind::automatic) listen_to_steps();
   for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
     if (!store_.has(kind)) continue;
-    dev_->name_copy_streams(store_.offload_lane(kind), store_.reload_lane(kind), kind);
+    const auto& place = store_.at(kind);
+    dev_->name_copy_streams(place.offload, place.reload, place.unpack, kind);
   }
   issued_before_ = dev_->issued();
   without_a_plan();

@@ -62,9 +62,10 @@ class loan : public page_allocator {
 };
 
 // Plain data. The rules are the same for all places, and are in storages.hpp. The owner of a place
-// settles both lanes before the place is destroyed.
+// settles its lanes before the place is destroyed.
 struct offload_place {
-  explicit offload_place(lanes& order) : offload(order.add_own()), reload(order.add_own()) {}
+  explicit offload_place(lanes& order)
+      : offload(order.add_own()), reload(order.add_own()), unpack(reload) {}
 
   // Sets the source of the place's blocks; takes no memory yet.
   void open(std::unique_ptr<page_allocator> from, const clocks& order, const pool_limits& limits) {
@@ -105,6 +106,7 @@ struct offload_place {
   join_site reuse = join_site::host_reuse;  // join before a new use of a block
   lane_id offload;
   lane_id reload;
+  lane_id unpack;  // of its own where tensors are packed; else `reload`
   std::unique_ptr<page_allocator> pages;
   std::optional<pool> blocks;  // empty if a loan has been given back
   loan* lent = nullptr;        // the loan of another process; null: none

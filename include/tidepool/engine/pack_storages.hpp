@@ -36,14 +36,16 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     const packed_block there(store);
     packing_.tensors += store.moved();
     packing_.link += there.link;
-    packing_.largest = std::max(packing_.largest, largest_packed_piece(store.moved()));
+    const auto incoming = std::min(there.link, 2 * pack_form::packed_bytes(packed_piece));
+    packing_.largest = std::max(packing_.largest, incoming);
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
-    block room;
-    store.is.packed = take_staging(there.link, which.lane, room);
+    grant into;
+    store.is.packed = take_staging(there.link, which.lane, into);
     if (!store.is.packed) continue;
-    staged_.outgoing.push_back(room);
-    auto* const packed = static_cast<std::byte*>(room.data);
+    staged_.outgoing.push_back(into);
+    enter_staging(into, which.lane);
+    auto* const packed = static_cast<std::byte*>(into.memory.data);
     const auto* const tensor = static_cast<const std::byte*>(store.here.memory.data);
     for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
       dev_->pack(packed + pack_form::packed_bytes(start),
@@ -67,48 +69,106 @@ TIDEPOOL_INLINE auto storages::look_at(const storage& store) noexcept -> seen_re
   return seen;
 }
 
-TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, block& into) {
+// Queues the copies of a packed tensor, and its unpacking behind them. If a block of the staging is
+// full, its copies and kernels are issued, and the other is filled behind the kernels that read it.
+TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
+  if (!store.is.packed) return queue_in(store);
+  const auto& host = at(place_kind::host);
+  const packed_block there(store);
+  auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
+  spared_ += store.moved() - there.link;
+  for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
+    const auto link = pack_form::packed_bytes(bytes);
+    const auto* packed = there.packed + pack_form::packed_bytes(start);
+    if (staged_.incoming[0]) {
+      if (staged_.filled + link > staged_.incoming[staged_.turn].memory.bytes) {
+        issue(host.in, host.reload);
+        static_cast<void>(unpack_behind(order_.record(host.reload)));
+      }
+      auto& into = staged_.incoming[staged_.turn];
+      if (staged_.filled == 0) enter_staging(into, host.reload);
+      auto* const room = static_cast<std::byte*>(into.memory.data) + staged_.filled;
+      batch_.push_back({room, packed, link});
+      staged_.filled += aligned(link);
+      packed = room;
+    }
+    staged_.arriving.push_back(
+        {tensor + start, packed, there.spill + pack_form::spill_bytes(start), bytes});
+  });
+}
+
+// Unpacks the pieces whose copies end with `come`; returns the ticket behind both.
+TIDEPOOL_INLINE ticket storages::unpack_behind(const ticket& come) {
+  if (staged_.arriving.empty()) return come;
+  const auto on = at(place_kind::host).unpack;
+  order_.join(on, come, join_site::unpack);
+  auto mark = observers::no_mark;
+  heard_->begin_span(on, mark);
+  for (const auto& each : staged_.arriving) {
+    dev_->unpack(each.tensor, each.packed, each.spill, each.bytes, on);
+  }
+  staged_.arriving.clear();
+  const auto done = order_.record(on);
+  heard_->end_span(on, mark, {trace::span_kind::compute, "unpack"});
+  staged_.incoming[staged_.turn].ready = done;
+  if (staged_.incoming[1]) staged_.turn ^= 1U;
+  staged_.filled = 0;
+  return done;
+}
+
+TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, grant& into) {
   const bool by_owners = borrowed_.held() > 0 || gives_back_;
   if (by_owners) {
     const auto live = live_ + staged_.bytes();
     if (!budget_.fits(bytes, live)) return false;
     budget_.make_room(borrowed_, bytes, live);
   }
-  block room;
-  fence ready;
-  if (!device_->take(bytes, by, room, ready)) return false;
-  rollback untouched([&]() noexcept {
-    ready.add(order_.past(by));
-    device_->release(room, ready);
-  });
-  const auto site = gives_back_                           ? join_site::borrow
-                    : by == reload_lane(place_kind::host) ? join_site::reload_reuse
-                                                          : join_site::device_reuse;
-  if (order_.join(by, ready, site)) ++waits_;
-  filling_.handed_out(room, by);
-  untouched.keep();
-  into = room;
+  into = {};
+  if (!device_->take(bytes, by, into.memory, into.ready)) return false;
+  into.ready.add(order_.past(by));  // it goes back with this fence if `by` never writes it
   return true;
 }
 
-TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
-  std::size_t link = 0;
-  for (const auto& item : items) {
-    if (!item.copies_back || !item.store->is.packed) continue;
-    link = std::max(link, largest_packed_piece(item.store->moved()));
-  }
-  const auto by = reload_lane(place_kind::host);
-  return link == 0 || take_staging(link, by, staged_.incoming);
+TIDEPOOL_INLINE void storages::enter_staging(const grant& into, lane_id by) {
+  const auto site = gives_back_                           ? join_site::borrow
+                    : by == reload_lane(place_kind::host) ? join_site::reload_reuse
+                                                          : join_site::device_reuse;
+  if (order_.join(by, into.ready, site)) ++waits_;
+  filling_.handed_out(into.memory, by);
 }
 
-TIDEPOOL_INLINE void storages::release_staging(const fence& after, lane_id on) noexcept {
-  const auto release = [&](const block& room) {
-    filling_.gave_back(room, on);
-    device_->release(room, after);
+// The first block has room for each piece, and the second for several, so that small tensors share
+// a kernel's wait.
+TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
+  std::size_t largest = 0, all = 0;
+  for (const auto& item : items) {
+    if (!item.copies_back || !item.store->is.packed) continue;
+    largest = std::max(largest, largest_packed_piece(item.store->moved()));
+    all += aligned(pack_form::packed_bytes(item.store->moved()));
+  }
+  auto& [first, second] = staged_.incoming;
+  const auto by = reload_lane(place_kind::host);
+  if (largest == 0) return true;
+  if (!take_staging(largest, by, first)) return false;
+  const auto rest = std::min(all - aligned(largest), pack_form::packed_bytes(packed_piece));
+  if (rest > 0) static_cast<void>(take_staging(std::max(largest, rest), by, second));
+  return true;
+}
+
+// Each block is free behind its own fence.
+TIDEPOOL_INLINE void storages::release_staging(lane_id on) noexcept {
+  const auto release = [&](const grant& each) {
+    filling_.gave_back(each.memory, on);
+    device_->release(each.memory, each.ready);
   };
   for (const auto& each : staged_.outgoing) release(each);
+  for (const auto& each : staged_.incoming) {
+    if (each) release(each);
+  }
   staged_.outgoing.clear();
-  if (staged_.incoming) release(std::exchange(staged_.incoming, {}));
+  staged_.arriving.clear();
+  staged_.incoming = {};
+  staged_.turn = staged_.filled = 0;
 }
 
 }  // namespace tidepool::detail

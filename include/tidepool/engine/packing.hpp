@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/core/block.hpp"
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
@@ -32,8 +34,8 @@ struct packed_block {
 };
 
 // A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
-// device memory for one piece alone on its way back.
-inline constexpr std::size_t packed_piece = std::size_t{32} << 20;
+// device memory for two pieces alone on its way back.
+inline constexpr std::size_t packed_piece = std::size_t{16} << 20;
 static_assert(packed_piece % (pack_form::alignment * pack_form::tensor_record) == 0,
               "pieces of the spill are aligned");
 
@@ -60,13 +62,13 @@ struct packing_sizes {
   std::uint64_t tensors = 0;
   std::uint64_t link = 0;       // of their packed forms
   std::uint64_t offloaded = 0;  // of all groups that went to the host meanwhile
-  std::size_t largest = 0;      // packed form of one piece
+  std::size_t largest = 0;      // packed forms of one tensor that are on the device at once
   std::size_t of_group = 0;     // packed forms of one group
 
   // Device memory beside the tensors that a step needs, so that none is copied as it is.
   [[nodiscard]] std::size_t staging() const { return aligned(largest) + aligned(of_group); }
-  // The rates of a link in bytes of tensors. Packed tensors take less time, but their unpacking
-  // takes time of the reload stream.
+  // The rates of a link in bytes of tensors. Packed tensors take less time, unless their unpacking,
+  // beside the link, takes longer.
   [[nodiscard]] plan::link_rates rates(plan::link_rates of, double unpack_rate) const {
     if (tensors == 0 || offloaded < tensors) return of;
     const auto all = static_cast<double>(offloaded);
@@ -74,28 +76,41 @@ struct packing_sizes {
     const auto packed = static_cast<double>(tensors) / all;
     const auto unpack = unpack_rate > 0 ? packed / unpack_rate : 0;
     of.out /= share;
-    of.in = 1 / (share / of.in + unpack);
+    of.in = 1 / std::max(share / of.in, unpack);
     of.both /= share;
     return of;
   }
 };
 
+// A piece of a tensor that a kernel unpacks once its copy is there.
+struct arriving_piece {
+  std::byte* tensor;
+  const std::byte* packed;
+  const std::byte* spill;
+  std::size_t bytes;
+};
+
 // Device memory that holds packed tensors until the link has taken or brought them. No call of the
 // engine leaves any of it taken.
 struct staged_tensors {
-  std::vector<block> outgoing;  // of one group, in the order of its arguments
+  std::vector<grant> outgoing;  // of one group, in the order of its arguments
   std::size_t queued = 0;       // of `outgoing`
-  block incoming;               // serves one tensor after the other; null: none was free
+  // Filled in turn, so that the link fills one while a kernel unpacks the other. The second is null
+  // if one is enough, or all there is room for; both are if kernels read host memory.
+  std::array<grant, 2> incoming;
+  std::size_t turn = 0;                  // the one of `incoming` that is filled now
+  std::size_t filled = 0;                // bytes of it
+  std::vector<arriving_piece> arriving;  // in it, or all that kernels read out of host memory
 
-  [[nodiscard]] bool any() const { return !outgoing.empty() || incoming; }
+  [[nodiscard]] bool any() const { return !outgoing.empty() || incoming[0] || !arriving.empty(); }
   [[nodiscard]] std::size_t bytes() const {
-    auto all = incoming.bytes;
-    for (const auto& each : outgoing) all += each.bytes;
+    auto all = incoming[0].memory.bytes + incoming[1].memory.bytes;
+    for (const auto& each : outgoing) all += each.memory.bytes;
     return all;
   }
   [[nodiscard]] copy_item next_out(const storage& store) {
     const packed_block there(store);
-    return {there.packed, outgoing[queued++].data, there.link};
+    return {there.packed, outgoing[queued++].memory.data, there.link};
   }
 };
 

@@ -24,6 +24,7 @@ struct place_list {
       : nearest(opts.places) {
     all[0].emplace(order).open(make_host_pages(dev, opts), order,
                                {opts.host_step, host_budget(opts), rounding::none});
+    if (!opts.pack.empty()) all[0]->unpack = order.add_own();
     for (const auto kind : opts.places) open(dev, order, kind, opts, file);
     for (std::size_t k = 0; k < place_kinds; ++k) {
       if (all[k]) note_lanes(k);
@@ -46,6 +47,7 @@ struct place_list {
   void note_lanes(std::size_t kind) {
     copy_lanes.push_back(offload_lanes[kind] = all[kind]->offload);
     copy_lanes.push_back(reload_lanes[kind] = all[kind]->reload);
+    if (all[kind]->unpack != all[kind]->reload) copy_lanes.push_back(all[kind]->unpack);
   }
 
   void open(hardware& dev, lanes& order, place_kind which, const options& opts, file_opener file) {

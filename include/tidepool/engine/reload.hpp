@@ -31,12 +31,13 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
   rollback give_back([&]() noexcept {
     fence after;
     for (; from != 0; from &= from - 1) {
-      const auto lane = store_.reload_lane(place_kind(std::countr_zero(from)));
+      const auto& place = store_.at(place_kind(std::countr_zero(from)));
       // A copy under way also reads from its place, without an event after it, so that the host
       // waits.
-      copying ? store_.settle(lane) : after.add(store_.behind(lane));
+      if (copying) store_.settle(place.unpack);
+      copying ? store_.settle(place.reload) : after.add(store_.behind(place.reload));
     }
-    store_.unstage(after, store_.reload_lane(place_kind::host));
+    store_.abandon_staging(store_.at(place_kind::host).unpack);
     for (std::uint32_t i = 0; i < placed; ++i) {
       auto& item = next(i);
       if (!std::exchange(item.copies_back, false)) continue;
@@ -66,15 +67,14 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
       return item.copies_back && item.store->place == kind;
     };
     label.bytes = moved[static_cast<std::size_t>(kind)];
-    const auto done = store_.carry(place.in, place.reload, label, [&] {
+    const auto done = store_.unpack_rest(store_.carry(place.in, place.reload, label, [&] {
       for (const auto& item : items) {
-        if (out_of_it(item)) store_.queue_in(*item.store);
+        if (out_of_it(item)) store_.queue_packed(*item.store);
       }
-    });
+    }));
     for (const auto& item : items) {
       if (out_of_it(item)) item.store->here.written = done;
     }
-    if (kind == place_kind::host) store_.unstage(done, place.reload);
     if (of_state) continue;
     place.bytes_reloaded += label.bytes;
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = place.reload});

@@ -188,15 +188,26 @@ class storages : public copies {
   [[nodiscard]] bool expect_packed(std::span<const saved> items) {
     return packs_ == 0 || take_incoming(items);
   }
-  // Releases all staging, which is free behind `after`. `on` used it last.
-  void unstage(const auto& after, lane_id on) noexcept {
-    if (staged_.any()) release_staging(after, on);
+  // Like `queue_in`, for a tensor that may be packed.
+  void queue_packed(const storage& store);
+  // Unpacks the rest of a group whose copies end with `come`, and releases the staging. Returns the
+  // ticket behind all of it.
+  [[nodiscard]] ticket unpack_rest(const ticket& come) {
+    if (!staged_.any()) return come;
+    const auto done = unpack_behind(come);
+    release_staging(done.lane);
+    return done;
   }
-  // Releases the staging of a commit that failed, once `by` has ended its work.
+  // Releases the staging of a commit, free behind `done`.
+  void unstage(const ticket& done) noexcept {
+    for (auto& each : staged_.outgoing) each.ready = done;
+    if (staged_.any()) release_staging(done.lane);
+  }
+  // Releases the staging of a commit or reload that failed, once `by` has ended its work.
   void abandon_staging(lane_id by) noexcept {
-    if (staged_.outgoing.empty()) return;
+    if (!staged_.any()) return;
     settle(by);
-    unstage(fence(), by);
+    release_staging(by);
   }
 
   // Adopts memory of `owner` that `waiter` has written; `owner` is emptied.
@@ -277,9 +288,11 @@ class storages : public copies {
   }
 
  private:
-  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, block& into);
+  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, grant& into);
+  [[nodiscard]] ticket unpack_behind(const ticket& come);
+  void enter_staging(const grant& into, lane_id by);
   [[nodiscard]] bool take_incoming(std::span<const saved> items);
-  void release_staging(const fence& after, lane_id on) noexcept;
+  void release_staging(lane_id on) noexcept;
 
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {

@@ -13,21 +13,23 @@
 namespace tidepool::inline v0_3_0::detail {
 
 // The copy that ended with a stall. Its end may differ by `apart_us`, because a GPU's events of two
-// streams are some microseconds apart.
+// streams are some microseconds apart. Kernels unpack behind a reload.
 [[nodiscard]] inline const trace::span* copy_behind(const trace::span& stall,
                                                     const std::vector<const trace::span*>& copies) {
-  constexpr double apart_us = 20;
+  constexpr double apart_us = 20, unpacking_us = 200;
   const bool for_reload = stall.name == name_of(join_site::consumer);
   const bool for_cap = stall.name == name_of(join_site::cap);
   // `copies` are in order of their ends.
   auto at = std::partition_point(copies.begin(), copies.end(), [&](const trace::span* copy) {
-    return copy->end < stall.end - apart_us;
+    return copy->end < stall.end - unpacking_us;
   });
   const trace::span* best = nullptr;
   const auto miss = [&](const trace::span* copy) { return std::abs(copy->end - stall.end); };
   for (; at != copies.end() && (*at)->end <= stall.end + apart_us; ++at) {
     const bool reload = (*at)->kind == trace::span_kind::reload;
-    if ((for_reload && !reload) || (for_cap && reload) || (*at)->end <= stall.start) continue;
+    const bool unpacks = reload && (*at)->spared > 0;
+    const bool early = (*at)->end <= stall.start || (*at)->end < stall.end - apart_us;
+    if ((early && !unpacks) || (for_reload && !reload) || (for_cap && reload)) continue;
     if (best == nullptr || miss(*at) < miss(best)) best = *at;
   }
   return best;

@@ -38,6 +38,7 @@ TIDEPOOL_INLINE trace::record end_trace(engine& of) {
   for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
     if (!store.has(kind)) continue;
     const auto place = kind == place_kind::host ? "" : " " + std::string(name_of(kind));
+    names[index_of(store.at(kind).unpack)] = "unpack" + place;
     names[index_of(store.offload_lane(kind))] = "offload" + place;
     names[index_of(store.reload_lane(kind))] = "reload" + place;
   }

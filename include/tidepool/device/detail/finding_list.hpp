@@ -129,6 +129,7 @@ class finding_list {
     }
     if (second.kind == kind::reload) {
       if (second_writes) return join_site::reload_reuse;
+      if (first.kind == kind::reload && first_writes) return join_site::unpack;
       return first.kind == kind::offload ? std::optional(join_site::own_offload) : std::nullopt;
     }
     if (second.kind == kind::host_read && first.kind == kind::offload) {

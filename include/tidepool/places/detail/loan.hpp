@@ -179,7 +179,7 @@ TIDEPOOL_INLINE void borrow_for(engine& owner, const loan_handle& from, lender_g
   lent.confirm();
   if (!first) return;
   const auto& peer = store.at(place_kind::peer);
-  owner.device().name_copy_streams(peer.offload, peer.reload, place_kind::peer);
+  owner.device().name_copy_streams(peer.offload, peer.reload, peer.unpack, place_kind::peer);
 }
 #endif
 
