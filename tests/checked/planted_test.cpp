@@ -433,8 +433,7 @@ TEST_CASE("planted: a graph is launched on another stream than it was captured o
 
 TEST_CASE("planted: a stream of the trainer's keeps its name where an offloader is given it too") {
   desk at;
-  at.dev.name_copy_streams(at.side.ref(), at.side.ref(), at.side.ref(),
-                           tidepool::place_kind::host);
+  at.dev.name_copy_streams(at.side.ref(), at.side.ref(), at.side.ref(), tidepool::place_kind::host);
   std::array<float, 16> x{};
   at.dev.writes(std::span(x), at.compute.ref(), "fc1");
   at.dev.reads(std::span(x), at.side.ref(), "act");
