@@ -28,6 +28,7 @@ struct outcome {
   double expected_us = 0;
   double step_us = 0;  // of the last step
   double bound_us = 0;
+  double stall_us = 0;       // as predicted
   std::uint64_t packed = 0;  // bytes of the last step
   bool by_plan = false;      // the plan packs
   std::string report;
@@ -89,6 +90,7 @@ outcome train(const std::vector<std::string>& pack, double share, double kernel_
   CHECK(made.expected.runs);
   seen.expected_us = made.expected.step_us;
   seen.bound_us = made.bound_us;
+  seen.stall_us = made.expected.stall_us;
   seen.by_plan = made.packs;
   return seen;
 }
@@ -133,6 +135,12 @@ TEST_CASE("pack auto: a plan leaves packing off where copies are hidden") {
   CHECK(chosen.step_us == doctest::Approx(chosen.expected_us).epsilon(0.02));
   CHECK(chosen.step_us < packed.step_us);
   CHECK_FALSE(tidepool::test::says(chosen.report, "packed"));
+}
+
+TEST_CASE("plans know packing: kernels that pack are no wait for copies") {
+  const auto packed = train({"all"}, 0.5, copies_hide, 10);
+  CHECK(packed.expected_us > 1.03 * 2 * layers * copies_hide / 1e3);  // slow kernels pack half
+  CHECK(packed.stall_us < 0.01 * packed.expected_us);
 }
 
 TEST_CASE("pack auto: a plan knows the time of the kernels that pack") {

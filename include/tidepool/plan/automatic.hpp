@@ -38,16 +38,10 @@ namespace detail {
   return step;
 }
 
-// Microseconds of a step in which the reload stream unpacks.
+// Microseconds of a step in which a stream unpacks.
 [[nodiscard]] inline double unpack_us(const profile& step, const actions& what) {
   if (step.packing->unpack_rate <= 0) return 0;
-  const layout map(step);
-  const auto all = map.fold(what);
-  double us = 0;
-  for (std::size_t g = 0; g < all.size(); ++g) {
-    if (all[g] == action::offload) us += map.groups[g].pack_us;
-  }
-  return us * step.packing->pack_rate / step.packing->unpack_rate;
+  return pack_us(step, what) * step.packing->pack_rate / step.packing->unpack_rate;
 }
 
 // A plan for a step whose packing is settled.

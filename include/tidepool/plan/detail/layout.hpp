@@ -174,4 +174,16 @@ struct layout {
   }
 };
 
+// Microseconds in which the compute stream packs what leaves.
+[[nodiscard]] inline double pack_us(const profile& step, const actions& what) {
+  if (!step.packing) return 0;
+  const layout map(step);
+  const auto all = map.fold(what);
+  double us = 0;
+  for (std::size_t g = 0; g < all.size(); ++g) {
+    if (all[g] == action::offload) us += map.groups[g].pack_us;
+  }
+  return us;
+}
+
 }  // namespace tidepool::plan::detail
