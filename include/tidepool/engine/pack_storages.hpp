@@ -84,10 +84,10 @@ TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
       if (staged_.filled + link > staged_.incoming[staged_.turn].memory.bytes) {
         issue(host.in, host.reload);
         static_cast<void>(unpack_behind(order_.record(host.reload)));
+        enter_staging(staged_.incoming[staged_.turn], host.reload);
       }
-      auto& into = staged_.incoming[staged_.turn];
-      if (staged_.filled == 0) enter_staging(into, host.reload);
-      auto* const room = static_cast<std::byte*>(into.memory.data) + staged_.filled;
+      const auto& into = staged_.incoming[staged_.turn].memory;
+      auto* const room = static_cast<std::byte*>(into.data) + staged_.filled;
       batch_.push_back({room, packed, link});
       staged_.filled += aligned(link);
       packed = room;
@@ -152,6 +152,7 @@ TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
   if (!take_staging(largest, by, first)) return false;
   const auto rest = std::min(all - aligned(largest), pack_form::packed_bytes(packed_piece));
   if (rest > 0) static_cast<void>(take_staging(std::max(largest, rest), by, second));
+  enter_staging(first, by);  // before the copies, whose time in a trace has no such wait
   return true;
 }
 
