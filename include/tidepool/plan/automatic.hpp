@@ -38,7 +38,7 @@ namespace detail {
   return step;
 }
 
-// Microseconds of a step in which the reload stream unpacks.
+// Microseconds of a step in which kernels unpack.
 [[nodiscard]] inline double unpack_us(const profile& step, const actions& what) {
   if (step.packing->unpack_rate <= 0) return 0;
   const layout map(step);
