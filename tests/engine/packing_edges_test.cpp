@@ -215,6 +215,56 @@ TEST_CASE("packing: a reload ahead takes no memory before there is room for the 
   }
 }
 
+TEST_CASE("packing: an allocator that drops a handle starts no reload in the middle of a commit") {
+  desk on(small_machine());
+  const auto link = aligned(pack_form::packed_bytes(bytes));
+  auto opts = packing(small_options());
+  opts.reload_ahead = 1;
+  opts.device_budget = 3 * aligned(bytes) + 3 * link;
+  std::size_t to_drop = 0;  // the request at which the handle goes
+  rig::buffer held;
+  offloader off(on.dev, opts,
+                {.memory = tidepool::memory_on<rig::device_type>(
+                     on.stream(),
+                     [&](std::size_t b) {
+                       if (to_drop > 0 && --to_drop == 0) held.reset(on.stream());
+                       return on.dev.try_allocate(b);
+                     },
+                     [&](void* p) { on.dev.deallocate(p); })});
+  const auto fresh = [&](std::uint64_t seed) {
+    auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
+    on.write_numbers(x, bf16_kind::gauss, seed, on.stream());
+    return x;
+  };
+  auto first = off.begin();
+  auto a = fresh(1);
+  first.commit<"core_attn">(0, on.stream(), a);
+  held = off.allocate(bytes, on.stream());
+  auto x = fresh(2);
+  auto y = fresh(3);
+  on.dev.synchronize();
+  {
+    const auto more = off.allocate(2 * link, on.stream());
+    first.end_forward();  // finds no room for a reload ahead
+  }
+  auto second = off.begin({.microbatch = 1});
+  to_drop = 2;  // for the second packed block
+  second.commit<"core_attn">(0, on.stream(), x, y);
+  CHECK_FALSE(held);
+  CHECK(off.counters().modules[0].bytes_packed == 3 * bytes);
+  CHECK(off.counters().modules[0].bytes_reloaded == 0);
+  second.restore<"core_attn">(0, on.stream(), x, y);
+  first.restore<"core_attn">(0, on.stream(), a);
+  for (auto* each : {&a, &x, &y}) {
+    const std::uint64_t seed = each == &a ? 1 : each == &x ? 2 : 3;
+    on.check_numbers(*each, bf16_kind::gauss, seed, on.stream());
+    each->reset(on.stream());
+  }
+  CHECK(on.wrong_numbers() == 0);
+  first.finish();
+  second.finish();
+}
+
 TEST_CASE("packing: a tensor that was packed once does not count when it is discarded later") {
   using tidepool::plan::action;
   tidepool::plan::profile step;

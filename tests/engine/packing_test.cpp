@@ -426,6 +426,40 @@ TEST_CASE("packing: picture, timeline and report have the bytes on the link besi
   CHECK(says(page.str(), "39.1 KiB (28.9 KiB on the link)</td>"));
 }
 
+TEST_CASE("packing: a traced reload does not have the wait for the memory that it comes through") {
+  desk on(small_machine());
+  auto opts = packing(arena_options(2 * aligned(bytes)));
+  opts.reload_ahead = 0;
+  offloader off(on.dev, opts);
+  off.start_trace("step", on.stream());
+  auto pass = off.begin();
+  auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
+  on.write_numbers(x, bf16_kind::gauss, 1);
+  pass.commit<"core_attn">(0, on.stream(), x);
+  pass.end_forward();
+  auto free = off.allocate(bytes, on.stream());
+  auto used = off.allocate(bytes, on.stream());
+  on.dev.synchronize();
+  free.reset(on.stream());
+  constexpr double kernel_us = 1e3;
+  on.dev.launch(on.stream(), 1e3 * kernel_us, [] {});
+  used.reset(on.stream());
+  pass.restore<"core_attn">(0, on.stream(), x);
+  on.check_numbers(x, bf16_kind::gauss, 1);
+  x.reset(on.stream());
+  pass.finish();
+  const auto step = off.finish_trace();
+  CHECK(on.wrong_numbers() == 0);
+  CHECK(on.dev.bytes[in] == pack_form::packed_bytes(bytes));
+  double end = 0;
+  for (const auto& span : step.spans) {
+    if (span.kind != tidepool::trace::span_kind::reload) continue;
+    CHECK(span.end - span.start < kernel_us / 10);
+    end = span.end;
+  }
+  CHECK(end > kernel_us);  // it did wait
+}
+
 TEST_CASE("packing: the share of records that do not fit is seen, and a high one is told") {
   desk on(small_machine());
   auto opts = packing(small_options());

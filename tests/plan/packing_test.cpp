@@ -12,6 +12,8 @@
 #include "messages.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
+#include "tidepool/codec/pack_form.hpp"
+#include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/plan/json.hpp"
 
@@ -206,4 +208,50 @@ TEST_CASE("pack auto: a plan counts the time that unpacking takes from all other
   CHECK(packed.expected_us < 0.985 * whole.expected_us);  // without that time
   CHECK_FALSE(chosen.by_plan);
   CHECK(chosen.packed == 0);
+}
+
+TEST_CASE("plans know packing: a profile has the memory through which a group comes back") {
+  machine model;
+  model.packs_from = 2048;
+  rig desk(model);
+  constexpr std::size_t small = 40'960, tensors = 4;
+  tidepool::options opts;
+  opts.offload_modules = opts.pack = {"core_attn"};
+  opts.min_tensor_elements = 1;
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.timed_step = 2;
+  opts.device_budget = 100 * small;
+  opts.host_budget = std::size_t{64} << 20;
+  std::size_t taken = 0;
+  offloader off(desk.dev, opts,
+                {.planner = tidepool::planner(),
+                 .memory = tidepool::memory_on<rig::device_type>(
+                     desk.stream(),
+                     [&](std::size_t b) {
+                       taken += b;
+                       return desk.dev.try_allocate(b);
+                     },
+                     [&](void* p) { desk.dev.deallocate(p); })});
+  off.on_report({});
+  std::size_t back = 0;  // beside the tensors
+  for (int step = 0; step < 2; ++step) {
+    std::vector<rig::buffer> x;
+    auto pass = off.begin();
+    for (std::size_t i = 0; i < tensors; ++i) {
+      x.push_back(off.allocate<tidepool::test::bf16_number>(small / 2, desk.stream()));
+      desk.write(x[i], 1);
+    }
+    pass.commit<"core_attn">(0, desk.stream(), x[0], x[1], x[2], x[3]);
+    taken = 0;
+    pass.end_forward();
+    pass.restore<"core_attn">(0, desk.stream(), x[0], x[1], x[2], x[3]);
+    if (taken > 0) back = taken - tensors * small;
+    for (auto& each : x) each.reset(desk.stream());
+    pass.finish();
+    off.end_step();
+  }
+  const auto group = tensors * tidepool::aligned(tidepool::pack_form::packed_bytes(small));
+  CHECK(back > 0);
+  REQUIRE(off.profile().packing);
+  CHECK(off.profile().packing->staging == back + group);
 }

@@ -230,7 +230,9 @@ TIDEPOOL_INLINE trace::counters engine::counters() const {
 
 TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
   note_use(store, lane, order_.record(lane));
-  const bool reloads_wait = reloads && starved_ && !closed_ && !store_.borrowed().giving();
+  // An allocator may drop a handle in the middle of a commit or reload that packs.
+  const bool reloads_wait =
+      reloads && starved_ && !closed_ && !store_.borrowed().giving() && !store_.staging();
   forget_handle(store, lane);
   if (reloads_wait) reload_ahead();
 }

@@ -30,14 +30,15 @@ TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
 TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
   staged_.queued = 0;
   std::size_t group = 0;
+  incoming_sizes back;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
     auto& store = *items[i].store;
     const packed_block there(store);
     packing_.tensors += store.moved();
     packing_.link += there.link;
-    const auto incoming = std::min(there.link, 2 * pack_form::packed_bytes(packed_piece));
-    packing_.largest = std::max(packing_.largest, incoming);
+    back.add(store.moved());
+    packing_.incoming = std::max(packing_.incoming, aligned(back.first) + aligned(back.second()));
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
     grant into;
@@ -84,10 +85,10 @@ TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
       if (staged_.filled + link > staged_.incoming[staged_.turn].memory.bytes) {
         issue(host.in, host.reload);
         static_cast<void>(unpack_behind(order_.record(host.reload)));
+        enter_staging(staged_.incoming[staged_.turn], host.reload);
       }
-      auto& into = staged_.incoming[staged_.turn];
-      if (staged_.filled == 0) enter_staging(into, host.reload);
-      auto* const room = static_cast<std::byte*>(into.memory.data) + staged_.filled;
+      const auto& into = staged_.incoming[staged_.turn].memory;
+      auto* const room = static_cast<std::byte*>(into.data) + staged_.filled;
       batch_.push_back({room, packed, link});
       staged_.filled += aligned(link);
       packed = room;
@@ -137,21 +138,17 @@ TIDEPOOL_INLINE void storages::enter_staging(const grant& into, lane_id by) {
   filling_.handed_out(into.memory, by);
 }
 
-// The first block has room for each piece, and the second for several, so that small tensors share
-// a kernel's wait.
 TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
-  std::size_t largest = 0, all = 0;
+  incoming_sizes sizes;
   for (const auto& item : items) {
-    if (!item.copies_back || !item.store->is.packed) continue;
-    largest = std::max(largest, largest_packed_piece(item.store->moved()));
-    all += aligned(pack_form::packed_bytes(item.store->moved()));
+    if (item.copies_back && item.store->is.packed) sizes.add(item.store->moved());
   }
   auto& [first, second] = staged_.incoming;
   const auto by = reload_lane(place_kind::host);
-  if (largest == 0) return true;
-  if (!take_staging(largest, by, first)) return false;
-  const auto rest = std::min(all - aligned(largest), pack_form::packed_bytes(packed_piece));
-  if (rest > 0) static_cast<void>(take_staging(std::max(largest, rest), by, second));
+  if (sizes.first == 0) return true;
+  if (!take_staging(sizes.first, by, first)) return false;
+  if (sizes.second() > 0) static_cast<void>(take_staging(sizes.second(), by, second));
+  enter_staging(first, by);  // before the copies, whose time in a trace has no such wait
   return true;
 }
 

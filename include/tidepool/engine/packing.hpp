@@ -57,16 +57,32 @@ void for_each_piece(std::size_t tensor_bytes, const Each& each) {
   return largest;
 }
 
+// Device memory through which the packed tensors of a group come back. The first block has room for
+// each piece, and the second for several, so that small tensors share a kernel's wait.
+struct incoming_sizes {
+  std::size_t first = 0;
+  std::size_t all = 0;  // of the packed tensors
+
+  void add(std::size_t tensor_bytes) {
+    first = std::max(first, largest_packed_piece(tensor_bytes));
+    all += aligned(pack_form::packed_bytes(tensor_bytes));
+  }
+  [[nodiscard]] std::size_t second() const {
+    const auto rest = std::min(all - aligned(first), pack_form::packed_bytes(packed_piece));
+    return rest == 0 ? 0 : std::max(first, rest);
+  }
+};
+
 // The tensors so far that could be packed, in bytes, whether there was room for it or not.
 struct packing_sizes {
   std::uint64_t tensors = 0;
   std::uint64_t link = 0;       // of their packed forms
   std::uint64_t offloaded = 0;  // of all groups that went to the host meanwhile
-  std::size_t largest = 0;      // packed forms of one tensor that are on the device at once
+  std::size_t incoming = 0;     // packed forms that are on the device at once on their way back
   std::size_t of_group = 0;     // packed forms of one group
 
   // Device memory beside the tensors that a step needs, so that none is copied as it is.
-  [[nodiscard]] std::size_t staging() const { return aligned(largest) + aligned(of_group); }
+  [[nodiscard]] std::size_t staging() const { return incoming + aligned(of_group); }
   // The rates of a link in bytes of tensors. Packed tensors take less time, unless their unpacking,
   // beside the link, takes longer.
   [[nodiscard]] plan::link_rates rates(plan::link_rates of, double unpack_rate) const {

@@ -77,7 +77,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     }
     if (of_state) continue;
     place.bytes_reloaded += label.bytes;
-    if (heard_.any()) heard_.tell({.what = happened::copied, .lane = place.reload});
+    if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   }
   give_back.keep();
   return true;

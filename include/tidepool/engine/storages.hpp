@@ -180,6 +180,8 @@ class storages : public copies {
   void note_beside_packed(const group& which) {
     if (packs_ != 0 && which.place == place_kind::host) packing_.offloaded += which.bytes;
   }
+  // True in the middle of a commit or reload that has taken memory for packed tensors.
+  [[nodiscard]] bool staging() const { return staged_.any(); }
   // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
   // on the device is copied as it is.
   void pack(const group& which, const saved* items);

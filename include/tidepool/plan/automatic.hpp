@@ -38,7 +38,7 @@ namespace detail {
   return step;
 }
 
-// Microseconds of a step in which a stream unpacks.
+// Microseconds of a step in which kernels unpack.
 [[nodiscard]] inline double unpack_us(const profile& step, const actions& what) {
   if (step.packing->unpack_rate <= 0) return 0;
   return pack_us(step, what) * step.packing->pack_rate / step.packing->unpack_rate;

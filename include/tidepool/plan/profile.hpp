@@ -101,7 +101,7 @@ struct link_rates {
 struct packing_profile {
   link_rates link;          ///< rates of the link for packed bytes, as measured
   double pack_rate = 0;     ///< tensor bytes that a compute stream packs, in GB/s; 0: no time
-  double unpack_rate = 0;   ///< tensor bytes that a reload stream unpacks, in GB/s; 0: no time
+  double unpack_rate = 0;   ///< tensor bytes that a stream unpacks, in GB/s; 0: no time
   std::size_t from = 0;     ///< the least bytes of a tensor that is packed
   std::size_t staging = 0;  ///< device bytes beside the tensors, for packed forms on their way
 
