@@ -118,7 +118,9 @@ struct staged_tensors {
   std::size_t filled = 0;                // bytes of it
   std::vector<arriving_piece> arriving;  // in it, or all that kernels read out of host memory
 
-  [[nodiscard]] bool any() const { return !outgoing.empty() || incoming[0] || !arriving.empty(); }
+  [[nodiscard]] bool any() const {
+    return !outgoing.empty() || incoming[0].memory.data || !arriving.empty();
+  }
   [[nodiscard]] std::size_t bytes() const {
     auto all = incoming[0].memory.bytes + incoming[1].memory.bytes;
     for (const auto& each : outgoing) all += each.memory.bytes;

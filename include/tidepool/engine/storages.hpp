@@ -190,7 +190,7 @@ class storages : public copies {
   [[nodiscard]] bool expect_packed(std::span<const saved> items) {
     return packs_ == 0 || take_incoming(items);
   }
-  // Like `queue_in`, for a tensor that may be packed.
+  // Like `queue_in`, for a packed tensor.
   void queue_packed(const storage& store);
   // Unpacks the rest of a group whose copies end with `come`, and releases the staging. Returns the
   // ticket behind all of it.
