@@ -69,9 +69,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     label.bytes = moved[static_cast<std::size_t>(kind)];
     const auto done = store_.unpack_rest(store_.carry(place.in, place.reload, label, [&] {
       for (const auto& item : items) {
-        if (!out_of_it(item)) continue;
-        auto& store = *item.store;
-        store.is.packed ? store_.queue_packed(store) : store_.queue_in(store);
+        if (out_of_it(item)) store_.queue_back(*item.store);
       }
     }));
     for (const auto& item : items) {

@@ -190,7 +190,8 @@ class storages : public copies {
   [[nodiscard]] bool expect_packed(std::span<const saved> items) {
     return packs_ == 0 || take_incoming(items);
   }
-  // Like `queue_in`, for a packed tensor.
+  // Queues the copy of a tensor back to the device, and its unpacking if it is packed.
+  void queue_back(const storage& store) { store.is.packed ? queue_packed(store) : queue_in(store); }
   void queue_packed(const storage& store);
   // Unpacks the rest of a group whose copies end with `come`, and releases the staging. Returns the
   // ticket behind all of it.
