@@ -20,7 +20,8 @@ inline constexpr unsigned warps = threads / warp;
 inline constexpr unsigned lane_words = numbers_of_lane / 2;
 inline constexpr unsigned block_lanes = numbers_of_block / numbers_of_lane;
 inline constexpr unsigned pool_words = pool_bytes / 4;
-// Of a record's nibbles, and two more, because a lane's nibbles lie in up to three words.
+// Words for the nibbles of a record. Two more are read and written, because a lane's nibbles lie in
+// up to three words.
 inline constexpr unsigned most_words = numbers_of_record / 8 + 2;
 inline constexpr unsigned all_lanes = ~0U;
 
@@ -56,7 +57,7 @@ __device__ inline unsigned rank_of(unsigned count, unsigned lane, unsigned& tota
   return sum - count;
 }
 
-// One value in both halves of a word.
+// Repeats a value in both halves of a word.
 __device__ constexpr std::uint32_t in_both(std::uint32_t value) { return value * 0x00010001U; }
 
 // The exponents of two numbers, each in a half of a word.
@@ -80,13 +81,13 @@ struct lane_nibbles {
   std::uint32_t words[2];
 };
 
-// The codes of a lane, out of their words in the record.
+// Reads the codes of a lane out of its word and its half word in the record.
 __device__ inline lane_nibbles codes_of(std::uint32_t word, std::uint32_t half) {
   const auto upper = (half & 0x3333U) | (half & 0xccccU) << 14;
   return {{word & of_each_nibble * 7, (word >> 3 & of_each_nibble) | upper << 1}};
 }
 
-// Bit 4 * i of word `w` is set where the number has a nibble in the pool.
+// Nibbles of codes that have a nibble in the pool: their lowest bits are set, and no others.
 __device__ inline lane_nibbles escapes_of(const lane_nibbles& codes) {
   const auto of = [](std::uint32_t c) { return c & c >> 1 & c >> 2 & of_each_nibble; };
   return {{of(codes.words[0]), of(codes.words[1])}};
