@@ -110,8 +110,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
       result.refusal = "the budget is passed, which is soft for memory of an allocator's";
     }
     for (const auto& module : counted.modules) result.expected.moved += module.step_bytes;
-    const auto works = compute_us(step) + result.expected.extra_us + pack_us(step, what);
-    result.expected.stall_us = std::max(0.0, result.expected.step_us - works);
+    const auto idle = result.expected.step_us - compute_us(step) - result.expected.extra_us;
+    result.expected.stall_us = std::max(0.0, idle - pack_us(step, what));
     result.reserved = counted.device_reserved;
     result.host = counted.host_peak;
   } catch (const out_of_budget& problem) {
