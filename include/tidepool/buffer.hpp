@@ -108,8 +108,8 @@ class handle : public detail::handle_base {
     if (store_ != nullptr) store_->is.kept = true;
   }
   /// Tells that this storage holds BF16 numbers, whatever type it was allocated as, so that it is
-  /// packed where `options::pack` has its module. No harm is done where it holds others: packing
-  /// brings back all bits.
+  /// packed where `options::pack` has its module. Other numbers come back right as well, because
+  /// packing keeps all bits.
   void holds_bfloat16() const {
     if (store_ != nullptr) store_->is.bfloat16 = true;
   }
@@ -191,11 +191,11 @@ class buffer : public handle<Device> {
     return buffer({this->shared(), this->lane_});
   }
 
-  /// Tells that only the rows at the begin are valid, as many as a count on the device says. Until
-  /// the buffer is restored or forgotten, commits move the first `how.planned_rows` rows alone, and
-  /// the restore fills as many rows of a block of the same size; the other rows are then undefined.
-  /// Count again before the next commit; without it, or after a commit that failed, all rows move.
-  /// Needs rows.hpp.
+  /// Says that only the first rows are valid, as many as a count on the device says. Until the
+  /// buffer is restored or forgotten, commits move the first `how.planned_rows` rows alone, and the
+  /// restore fills as many rows of a block of the same size; the other rows are then undefined.
+  /// Call it again before the next commit; without it, or after a commit that failed, all rows
+  /// move. Needs rows.hpp.
   ///
   /// The commit copies the count in the order of its stream, and does not block the host. Ask
   /// `offloader::rows_overflowed` after each step. Throws `misuse_error` for a buffer that is saved

@@ -146,10 +146,10 @@ class chunk {
   /// from tensors that it has restored by then. If `recompute_modules` has the name, or a plan
   /// takes the offer, nothing is copied, and the memory is free behind `stream`'s work so far.
   ///
-  /// A name in `recompute_modules` may also be a region's, such as "layernorm", which is no module;
+  /// A name in `recompute_modules` may also be a region, such as "layernorm", which is no module;
   /// its memory is given back in a forward-only chunk, too. If another handle or group holds any of
-  /// the buffers, such a name throws `misuse_error`, but a group of a plan leaves as by `commit`.
-  /// Restore by `restore_or_recompute`. Throws as `commit`.
+  /// the buffers, a name in `recompute_modules` throws `misuse_error`, and a group that a plan
+  /// would discard leaves as by `commit`. Restore by `restore_or_recompute`. Throws as `commit`.
   template <fixed_string Name, class... Buffers>
   void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
     if constexpr (offered<Name>) commit_or_discard(key_of<Name>, layer, stream, saved...);
@@ -259,7 +259,7 @@ class chunk {
   /// The `info` that the chunk was begun with; the default if the chunk is not open.
   [[nodiscard]] chunk_info info() const { return engine_ ? state_->info : chunk_info(); }
   /// Drops a group that backward will not read, in place of a restore: nothing is copied back.
-  /// Reset handles that its commit left full before; the others stay empty.
+  /// First reset the handles that its commit left full; the others stay empty.
   ///
   /// Unlike a restore, `forget` may come while the forward pass goes on, and does not end it. Plans
   /// learn that the group does not come back. Does not block the host. Throws `misuse_error` if
@@ -314,7 +314,7 @@ class chunk {
   template <fixed_string Name>
   static constexpr auto key_of = detail::offer_of<Modules, Name>();
 
-  // A chunk that is not open wants every module, so that its calls throw behind the same one test.
+  // A closed chunk wants every module: its calls pass `wants` and throw, at no cost to open chunks.
   static constexpr std::uint64_t every_module = ~std::uint64_t{0};
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;

@@ -28,7 +28,8 @@ class error : public std::runtime_error {
 
 /// An option has a value that cannot work, or two options exclude each other. The message names the
 /// option, its value and the remedy. A trainer may throw this type for its own options. The
-/// constructor therefore adds no name; messages of the library begin with theirs.
+/// constructor therefore adds no name to the message; the library's own messages begin with its
+/// name.
 class option_error : public error {
  public:
   using error::error;

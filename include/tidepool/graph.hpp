@@ -1,4 +1,4 @@
-/// Offloads and reloads inside CUDA graphs: captured once, launched with no work of ours.
+/// Offloads and reloads inside CUDA graphs: captured once, and repeated by each launch.
 #pragma once
 
 #include <type_traits>

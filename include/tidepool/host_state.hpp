@@ -62,10 +62,11 @@ class host_state {
     return detail::buffer_of<Device>(calls().create(*store_, name_, lane_of(stream)));
   }
 
-  /// Starts the copy in, on the reload stream. False when there is no device memory now, or when
-  /// the state is on the device already or was never written. A prefetched state is evicted for any
-  /// call that needs its memory, and for a capture that begins. After a `prefetch` inside a capture
-  /// only later work of the capture, or work after its launch, finds the state on the device.
+  /// Starts the copy in, on the reload stream. Returns false if there is no device memory now, if
+  /// the state is on the device already, or if it was never written. A prefetched state is evicted
+  /// for any call that needs its memory, and for a capture that begins. After a `prefetch` inside a
+  /// capture only later work of the capture, or work after its launch, finds the state on the
+  /// device.
   bool prefetch() { return store_ != nullptr && written_ && calls().prefetch(*store_, name_); }
 
   /// Gives the contents to work on `stream` from now on: the work waits for the copy in, which

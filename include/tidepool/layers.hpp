@@ -1,4 +1,5 @@
-/// Arrays of layers, of which the device holds few: for trainers with one array for all layers.
+/// Arrays of which the device holds a few layers at a time: for trainers with one array for all
+/// layers.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ class saved_layers;
 
 /// Arrays that a module saves together: the arrays of one layer leave and come back as one group.
 ///
-/// The group counts for `module` and follows `pass`, the chunk that is open at each call. A group
+/// The group belongs to `module` and follows `pass`, the chunk that is open at each call. A group
 /// serves one pass at a time, so that each microbatch in flight needs groups of its own. If the
 /// options leave the module out, every layer keeps its memory from step to step, like a plain
 /// array: nothing is allocated, zeroed or moved again, and the trainer has to order the streams of

@@ -82,8 +82,8 @@ struct strict_modules : modules<Names...> {
   static constexpr bool strict = true;  ///< calls that name another module do not compile
 };
 
-/// The list `Modules` of which the tensors of `Names` are packed wherever these modules are
-/// offloaded, as if `options::pack` had the names, too.
+/// The list `Modules`, where the tensors of the modules `Names` are packed if they are offloaded,
+/// as if `options::pack` had these names, too.
 ///
 ///     using listed = tidepool::packed<tidepool::modules<"expert_fc1", "moe_act">, "expert_fc1">;
 ///     tidepool::offloader<device, listed> off(dev, options);

@@ -37,8 +37,8 @@ namespace tidepool::inline v0_3_0 {
 /// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
 ///
 /// `Modules` is `modules<"core_attn", …>`, the list compiled in, or `all_modules`, where the
-/// options alone decide. An offloader holds its two copy streams, its device memory for saved
-/// tensors and its pinned host memory, and nothing global, so that several may exist side by side.
+/// options alone decide. An offloader holds its copy streams, its device memory for saved tensors
+/// and its pinned host memory, and nothing global, so that several may exist side by side.
 ///
 ///     tidepool::offloader<device, tidepool::modules<"expert_fc1">> off(dev, options);
 ///     auto chunk = off.begin({.microbatch = 0});  // for each forward pass; see `chunk`
@@ -49,8 +49,8 @@ namespace tidepool::inline v0_3_0 {
 /// lender that is gone; `end_step`, when it times or records a step or waits for a plan; offloads
 /// to a file and reloads from it; and a call for which a pool or pinned memory grows or shrinks.
 /// `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp and
-/// observe/tracing.hpp; tidepool.hpp includes all three. Thread safety: none, also of handles and
-/// chunks. The device must outlive the offloader and its handles, a stream the last call with it.
+/// observe/tracing.hpp; tidepool.hpp includes all three. Thread safety: none; handles share its
+/// thread. The device must outlive offloader and handles, and a stream the last call with it.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
@@ -60,10 +60,10 @@ class offloader {
   using view = tidepool::view<Device>;             ///< A rectangle of a buffer.
   using chunk = tidepool::chunk<Device, Modules>;  ///< One forward pass and its backward pass.
 
-  /// Makes copy streams on `dev` and memory as a copy of `opts` says. May block the host.
+  /// Copies `opts`, and makes copy streams on `dev` and memory as they say. May block the host.
   ///
   /// Throws `option_error` or `unknown_module` for options that cannot work, `out_of_budget` if the
-  /// device cannot give the memory that they fix, `device_error`. Plans need `with.planner`, files
+  /// device lacks the memory that they fix, `device_error`. Plans need `with.planner`, files
   /// `with.file`, `summary` and `trace_step` need `with.output` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
@@ -86,11 +86,11 @@ class offloader {
   /// Allocates device memory for `count` elements, for work given to `stream` from now on.
   /// `min_tensor_elements` is compared with `count`.
   ///
-  /// Recycled memory has old bytes; `contents` of `fill::zero` writes zeros first, on `stream`,
-  /// also before it is computed again. A restored tensor has the bytes that were saved. The host
-  /// does not wait for copies; `stream` may wait for those that still use the memory. Throws
-  /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
-  /// `misuse_error` for more than any memory has. 0 bytes take no memory; their address is null.
+  /// Recycled memory has old bytes, unless `contents` is `fill::zero`, which writes zeros on
+  /// `stream`, now and before each recomputation. A restored tensor has the bytes that were saved.
+  /// The host does not wait for copies; `stream` may wait for those that still use the memory.
+  /// Throws `out_of_budget`, with the live tensors, if memory is full and no copy will free any;
+  /// `misuse_error` for more than any memory has. 0 bytes take no memory, at a null address.
   ///
   ///     auto x = off.allocate<float>(rows * width, stream);
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
@@ -99,7 +99,7 @@ class offloader {
     const auto bytes = detail::bytes_of(count, sizeof(T));
     return made<T>(engine_->allocate(bytes, count, lane_of(stream), nullptr, contents));
   }
-  /// Like `allocate` of elements, with `stream` and `contents`; `bytes` count as elements.
+  /// Like `allocate` of elements, with `stream` and `contents`; each of `bytes` is an element.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), nullptr, contents));
   }
@@ -119,9 +119,9 @@ class offloader {
   /// into memory of the offloader's own, or of `parts::memory`.
   ///
   /// Each byte counts as an element. Several tensors may share memory, with a reference each, as
-  /// long as no work writes to it. The end of the offloader gives all memory back, and may block
+  /// long as no work writes to it. The offloader's destructor gives all memory back, and may block
   /// the host; `adopt` does not block it. Throws `misuse_error` for a null pointer to more than 0
-  /// bytes, and in a capture, which may not commit the tensor either. After a throw, or for 0
+  /// bytes, and in a capture; a capture may not commit the tensor either. After a throw, or for 0
   /// bytes, `owner` has the memory back.
   ///
   ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
@@ -137,8 +137,8 @@ class offloader {
     return made<T>(engine_->adopt_memory(data, bytes, count, lane_of(stream), std::move(owner)));
   }
 
-  /// Makes `stream`, as a second reader of the tensor of `saved`, wait for its reload and for the
-  /// work that the stream of its allocation or restore had been given then. Does not block the
+  /// Lets a second stream read the tensor of `saved`: `stream` waits for its reload, and for the
+  /// work that the stream of its allocation or restore had been given by then. Does not block the
   /// host. Throws `misuse_error` for an empty handle, `device_error`.
   void wait_for(const handle& saved, stream_ref stream) {
     engine_->wait_for(saved, lane_of(stream));
@@ -148,8 +148,8 @@ class offloader {
   /// on another device. The report on a module that moves no byte says so. Does not block the host.
   void note_elsewhere(module_id m, bool excluded = false) { engine_->note_elsewhere(m, excluded); }
 
-  /// Gives borrowed memory back that waits for its copies: its owners' streams wait instead. For an
-  /// allocator that is about to grow. Does not block the host; does nothing in a capture.
+  /// Gives back borrowed memory held for its copies; its owners' streams wait for them instead. For
+  /// an allocator that is about to grow. Does not block the host; does nothing in a capture.
   void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }
 
   // ---- state that lives on the host ----
@@ -168,7 +168,7 @@ class offloader {
 
   // ---- CUDA graphs ----
 
-  /// Captures the work that `body` gives to `stream`, our copies included, and runs none of it.
+  /// Captures the work of `body` on `stream`, Tidepool's copies included, and runs none of it.
   /// `body` is a whole step, or one of its parts; see `graph`.
   ///
   /// The work must have run eagerly before, so that no memory has to be made. Other streams take
@@ -227,22 +227,22 @@ class offloader {
 
   /// Ends the step; throws `misuse_error` while any chunk is open. The first step that trains is
   /// the warm-up: its end settles the residency of groups and reports modules that moved no byte. A
-  /// step with more chunks or groups than any before it, some of them not planned for, begins the
-  /// warm-up anew, with a report, unless graphs were captured or a plan from elsewhere is followed
-  /// beside Megatron's rule. A step teaches nothing if a chunk of it was given up, or, eight times
-  /// at most, if it has fewer chunks or groups than one before it. With an automatic policy the
+  /// step with more chunks or groups than any before it, and some that the plan lacks, begins the
+  /// warm-up anew, with a report; not if graphs were captured, or under Megatron's policy with a
+  /// plan of `follow`. Nothing is learned from a step that gave a chunk up, nor, eight times at
+  /// most, from one with fewer chunks or groups than a step before it. With an automatic policy the
   /// warm-up goes on until `options::timed_step`; the plan of that step is reported and followed.
   /// Each timed step ends with a wait for the device. Plans are made in line or on a thread
   /// (`options::adopt_after`), for which the destructor waits. Throws the error that kept a step
-  /// from being recorded, and the planner's where its plan would be adopted. After either, or a
-  /// step that ran out of memory under a plan, the next step is the first again.
+  /// from being recorded, and the planner's error at the step that would adopt its plan. After
+  /// either, or a step that ran out of memory under a plan, the next step is the first again.
   void end_step() { plans_.after(engine_->end_step()); }
 
   /// The profile of the warm-up step. It has times only under an automatic policy.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
 
-  /// The plan that is followed; empty with Megatron's policy, and before it is made. If no plan
-  /// fits the device budget, `expected.runs` is false, and everything leaves.
+  /// The plan that is followed; empty with Megatron's policy, and before the first plan is made. If
+  /// no plan fits the device budget, `expected.runs` is false, and everything leaves.
   [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const {
     return plans_.current();
   }
@@ -258,7 +258,7 @@ class offloader {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// Sends reports to `sink` instead of `stderr`, a line each; an empty function turns them off.
+  /// Sends each line of a report to `sink` instead of `stderr`; an empty function stops them.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// Sets a function that is called before each of the three measurements of the link, at the end
@@ -269,11 +269,11 @@ class offloader {
     if (auto* plans = engine_->learns()) plans->on_measure(std::move(meet));
   }
 
-  /// Sets an all-reduce by which ranks that wait for each other plan together: `all` returns
-  /// whether every rank is `ready` with a step to plan, or a plan. All ranks need one; without it
-  /// they plan in line, at the end of steps that they count. `end_step` calls it for each step that
-  /// trains until a plan is followed, then in its 64th, 128th, 256th, ... step, where a rank that
-  /// needs another plan is not `ready`. Exceptions as of `meet`. Ranks give steps up together.
+  /// Sets an all-reduce by which ranks that wait for each other plan together: `all` returns true
+  /// if every rank is `ready`, with a step to plan or with a plan. Set it on all ranks or none;
+  /// without it they plan in line, at steps that each counts. `end_step` calls it at each step that
+  /// trains until a plan is followed, then at the 64th, 128th, 256th, ...; there a rank that needs
+  /// another plan is not `ready`. Its exceptions act as of `meet`. Ranks give up steps together.
   void on_ready(std::function<bool(bool ready)> all) {
     if (auto* plans = engine_->learns()) plans->on_ready(std::move(all));
   }
@@ -343,9 +343,9 @@ class offloader {
   /// schedule of their own, such as the neighbours in a pipeline.
   ///
   /// Automatic plans then know that being late before `wait` costs nothing as long as the others
-  /// are later: copies may take their time in the bubbles of a pipeline. In recorded steps it
-  /// records two timing events on `stream`, in others it does nothing. Does not block the host.
-  /// Throws what `wait` throws, and `device_error`.
+  /// are later: copies may take their time in the bubbles of a pipeline. In recorded steps the call
+  /// records two timing events on `stream`; in other steps it only calls `wait`. Does not block the
+  /// host. Throws what `wait` throws, and `device_error`.
   template <class Wait>
   decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
     const detail::recorded_wait until{*engine_, &stream, detail::waits_for::others};
@@ -354,7 +354,7 @@ class offloader {
   /// Like `wait_for_others`, for ranks that do the same at the same time, as in an all-to-all or an
   /// all-reduce. The shortest wait of a `kind` counts as the time of the transfer. A longer wait
   /// counts only as far as it exceeds the time that this rank stood still, because its peers stand
-  /// still as long. Give transfers of other sizes kinds of their own.
+  /// still for that time, too. Give each size of transfer a `kind` of its own.
   template <class Wait>
   decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
     const detail::recorded_wait until{*engine_, &stream, detail::waits_for::peers, kind};
@@ -362,7 +362,7 @@ class offloader {
   }
 
  private:
-  // The engine's namespace finds `end_trace` where a trace is used, since its header is optional.
+  // Lookup in the engine's namespace finds `end_trace` at the call, because its header is optional.
   template <class Engine>
   static constexpr bool traces = requires(Engine& of) {
     end_trace(of);

@@ -126,14 +126,14 @@ struct options {
   /// the 12th and the 40th; it is the 16th if ranks wait for each other, and the 2nd on a device
   /// that simulates time. Until then the offloader follows plans of steps 1, 2 and 4. With a
   /// number, it follows plans of steps 1, 2, 4, 8, …, or of all steps if ranks wait for each other.
-  /// Work that took long in this step alone does not count. A timed step from 3 on tells waits of
-  /// the host for the whole device from computing.
+  /// Work that took longer in this step alone is not counted as that long. From the 3rd step on, a
+  /// timed step can tell computing from waits of the host for the whole device.
   std::optional<int> timed_step{};
   /// Steps from the timed step to the step at whose end its automatic plan is adopted. A thread
   /// makes the plan meanwhile, and no step between is recorded. 0: `end_step` makes the plan in
-  /// line. Other numbers: the plan is adopted exactly then, so that runs and ranks repeat, and
-  /// `end_step` waits if it is late. Empty: the plan is adopted as soon as it is made; it is made
-  /// in line on a device that simulates time, and if ranks wait for each other without
+  /// line. Other numbers: the plan is adopted exactly then, so that runs repeat and ranks agree;
+  /// `end_step` waits if the plan is late. Empty: the plan is adopted as soon as it is made; it is
+  /// made in line on a device that simulates time, and if ranks wait for each other without
   /// `offloader::on_ready`.
   std::optional<std::size_t> adopt_after{};
   /// The most steps that each search for an automatic plan may simulate; the engine tries a tenth

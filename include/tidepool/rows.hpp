@@ -1,4 +1,4 @@
-/// Tensors of which only the device knows how many rows are valid, as those of dropless experts.
+/// Tensors whose number of valid rows only the device knows, such as those of dropless experts.
 #pragma once
 
 #include <concepts>
@@ -32,7 +32,7 @@ class device_count {
   std::uint32_t width_;
 };
 
-/// How `buffer::counts_rows` moves a tensor: its valid rows lie at its begin, without gaps.
+/// How `buffer::counts_rows` moves a tensor: its valid rows come first, without gaps.
 struct counted_rows {
   device_count count;        ///< how many rows are valid; must be alive until the commit has run
   std::size_t row_bytes;     ///< bytes of one row

@@ -40,8 +40,8 @@ void validate(const options& value, std::span<const std::string_view> known_modu
 
 namespace detail {
 
-// The options with the modules that the list `Modules` has packed, as far as they are enabled.
-// `all` and `auto` stand for them, too.
+// Adds to `pack` the enabled modules that the list `Modules` packs. `all` and `auto` include them
+// already.
 template <class Modules>
 [[nodiscard]] options with_packed(options value, [[maybe_unused]] std::uint64_t enabled) {
   if constexpr (requires { Modules::packed_names; }) {
