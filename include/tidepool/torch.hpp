@@ -115,16 +115,17 @@ class torch_pass {
   torch_pass& operator=(const torch_pass&) = delete;  // move-only; pass it by reference
   ~torch_pass() { close(); }
 
-  /// Calls `body` as the module `name` and returns its result. Tensors that autograd saves in it,
-  /// on this thread and in no inner scope, leave after it, in the order of torch's current stream
-  /// then. A storage that several nodes save leaves once, with the module that saved it first.
+  /// Calls `body` as the module `name` and returns its result. Tensors that autograd saves in
+  /// `body`, on this thread and in no inner scope, leave when `body` has returned, in the order of
+  /// torch's current stream at that time. A storage that several nodes save leaves once, with the
+  /// module that saved it first.
   ///
   /// The call costs a look-up if the options leave the module out. Nothing leaves once the pass's
-  /// backward has begun (with `end_forward`, or the first tensor that it reads), because backward
-  /// reads a tensor at once that a checkpoint computes again. If `body` throws, all tensors stay
-  /// where they are.
+  /// backward has begun (with `end_forward`, or the first tensor that it reads), because a tensor
+  /// that a checkpoint computes again is read at once. If `body` throws, all tensors stay where
+  /// they are.
   ///
-  /// Inside a capture of torch's on a CUDA device, copies become part of the graph, see
+  /// Inside a capture by torch on a CUDA device, copies become part of the graph, see
   /// docs/torch.md. On other devices such a scope throws `misuse_error`.
   ///
   /// Does not block the host. Throws `unknown_module`; `misuse_error` if the module ran in this
@@ -201,8 +202,8 @@ struct torch_parts {
 /// virtual device over CPU tensors, or `cuda_device`.
 ///
 /// Tensors of forward are torch's own, held until their copies are made. Reloaded tensors lie in
-/// memory of torch's allocator as well, unless `--memory` says otherwise. Memory that waits for its
-/// copies goes back before that allocator grows.
+/// memory of torch's allocator as well, unless `--memory` says otherwise. Memory that is held for
+/// its copies goes back before that allocator grows.
 ///
 /// Thread safety: calls and hooks take a lock, so that autograd's threads may run at once; one
 /// thread at a time makes and ends passes and steps. No call blocks the host, except as `offloader`
@@ -257,15 +258,17 @@ class torch_offloader {
     static_cast<void>(open.opened("use"));
     return torch_use<Device>(open.state_);
   }
-  /// Like `offloader::end_step`. Inside a capture it ends a step of the captured passes, and joins.
+  /// Like `offloader::end_step`. Inside a capture it ends a step of the captured passes, and does
+  /// what `join_capture` does.
   void end_step() {
     if (capturing()) return core_->captures->end_step();
     const std::lock_guard guard(core_->lock);
     core_->off->end_step();
   }
-  /// Makes a captured stream wait for all copies of its capture, which must not end before. The end
-  /// of a pass, and of a step, inside a capture does so as well; captures of single layers call it
-  /// behind their last scope, and at the end of their backward. Does nothing outside a capture.
+  /// Makes a captured stream wait for all copies of its capture, because a capture cannot end while
+  /// a copy stream is not joined. The end of a pass or of a step inside a capture does so as well.
+  /// Captures of single layers call it after their last scope, and at the end of their backward.
+  /// Does nothing outside a capture.
   void join_capture() {
     if (capturing()) core_->captures->join();
   }

@@ -17,12 +17,12 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// An offloader on this device works only inside captures that torch begins and ends. It takes their
-// work for ordinary work: it begins no capture, and asks no event whether it is over, because a
-// question would end the capture.
+// An offloader on this device works only inside captures that torch begins and ends. It treats
+// their work as ordinary work: it begins no capture, and asks no event whether it is over, because
+// that question would break the capture.
 class captured_cuda : public cuda_device {
  public:
-  // A capture ends where the id of its stream is asked for.
+  // Has the key for captures, because to ask CUDA for the id of a stream would break the capture.
   class stream_ref : public cuda_device::stream_ref {
    public:
     constexpr stream_ref() = default;
@@ -58,7 +58,7 @@ class relaxed_thread {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// A source that tells which clocks it serves, and has memory only while `open` is true: outside of
+// A source that notes the clocks it serves, and has memory only while `open` is true: outside of
 // captures no reload may begin, because a launch would not repeat it.
 class captured_memory final : public block_source {
  public:
@@ -111,7 +111,7 @@ class torch_streams<detail::captured_cuda> : public torch_streams<cuda_device> {
   [[nodiscard]] stream_ref current() const { return torch_streams<cuda_device>::current(); }
   /// Always true: memory goes back by joins of the capture alone.
   [[nodiscard]] bool capturing(stream_ref /*stream*/) const { return true; }
-  /// Null inside of a capture of `home`, or the reason why not.
+  /// Null if `stream` is inside a capture of `home`; otherwise the reason why it may not be used.
   [[nodiscard]] const char* why_not(stream_ref stream) const {
     if (stream != home()) {
       return "inside a capture, scopes and backward run on the captured stream, which is another"
@@ -137,7 +137,7 @@ class torch_streams<detail::captured_cuda> : public torch_streams<cuda_device> {
   }
 
   /// A call of the adapter. The first call of a capture brings the copy streams into it, and the
-  /// first call behind it takes them out again: no event of the one may be waited for in the other.
+  /// first call after it takes them out again, because no wait may cross the border of a capture.
   class call {
    public:
     explicit call(torch_streams& on) noexcept { on.enter(); }

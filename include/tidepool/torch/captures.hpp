@@ -1,4 +1,4 @@
-/// Scopes inside a capture of torch's: what a pass asks of the part that knows captures.
+/// Scopes inside a capture by torch: the interface between a pass and the part that knows captures.
 #pragma once
 
 #include <memory>

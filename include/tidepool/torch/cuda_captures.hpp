@@ -1,4 +1,4 @@
-/// Captures of torch's on a CUDA device: one offloader for each stream that torch captures.
+/// Captures by torch on a CUDA device: one offloader for each stream that torch captures.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -70,13 +70,14 @@ class memory_lender {
  protected:
   memory_lender() = default;
   ~memory_lender() = default;
-  // Lets any thread ask this object: call it as the last line of the derived constructor.
+  // From now on any thread may ask this object, so that `join` is the last call of the derived
+  // constructor.
   void join() {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);
     all.list.push_back(this);
   }
-  // Ends all questions: call it before any member is destroyed.
+  // After this call no thread asks this object; call it before any member is destroyed.
   void leave() noexcept {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);

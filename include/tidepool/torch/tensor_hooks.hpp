@@ -71,7 +71,8 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     ~reference() { pass->drop_reference(*to); }
   };
   static void done(void* context) { delete static_cast<reference*>(context); }
-  // True for a tensor that came back and is saved again, as forward runs again in backward.
+  // True for a tensor that came back and is saved again, by a checkpoint that runs forward in
+  // backward.
   [[nodiscard]] static bool is_reloaded(const at::Tensor& tensor) {
     return tensor.storage().data_ptr().get_deleter() == &done;
   }

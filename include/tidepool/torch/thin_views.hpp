@@ -88,7 +88,7 @@ class thin_views {
     list_.push_back({part, compact});
   }
 
-  // True if dense copies spare half of the `range` bytes that the views lie in, and enough of them.
+  // True if dense copies spare half of the `range` bytes that the views lie in, and `least_spared`.
   [[nodiscard]] bool worth_gathering(std::size_t range) const {
     return !dense_ && !gathered_ && used_ * 2 < range && end_ + least_spared <= range;
   }
@@ -118,7 +118,7 @@ class thin_views {
   };
   // Each copy is a launch of its own.
   static constexpr std::size_t most_views = 16;
-  // The launch of a dense copy costs about as much as fewer bytes on their way to the host.
+  // Fewer bytes take no longer on their way to the host than the launch of a dense copy.
   static constexpr std::size_t least_spared = std::size_t{256} << 10;
 
   std::vector<view> list_;
