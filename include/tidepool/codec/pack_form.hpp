@@ -12,9 +12,9 @@
 
 namespace tidepool::inline v0_3_0::pack_form {
 
-// The exponents of activations are close together: they hold 2.5 to 3.2 bits of their 8. A record
-// stands for 512 numbers. A block of 64 numbers shares a base, its largest exponent, and each
-// number keeps the distance of its exponent from the base:
+// The exponents of activations are close together: their 8 bits carry 2.5 to 3.2 bits of entropy. A
+// record stands for 512 numbers. A block of 64 numbers shares a base, its largest exponent, and
+// each number keeps the distance of its exponent from the base:
 //   0 to 6      in 3 bits
 //   7 to 21     3 bits of ones, and the distance less 7 in a nibble of the record's pool
 //   exponent 0  3 bits of ones, and the nibble 15: zero and subnormal numbers
@@ -49,7 +49,7 @@ inline constexpr std::size_t spill_record = tensor_record - packed_record;
 inline constexpr std::size_t alignment = 16;
 
 inline constexpr unsigned nearest = 7;       ///< distances below it need no nibble
-inline constexpr unsigned farthest = 21;     ///< the largest distance that a nibble can tell
+inline constexpr unsigned farthest = 21;     ///< the largest distance that a nibble has room for
 inline constexpr unsigned no_exponent = 15;  ///< the nibble of exponent 0
 inline constexpr unsigned mark = 255;        ///< first base of a record as it is
 
@@ -75,7 +75,7 @@ static_assert(std::endian::native == std::endian::little);
   return (packed_bytes(tensor_bytes) + alignment - 1) / alignment * alignment;
 }
 /// Bytes of host memory for a tensor: the packed form and the spill. They are 0.1 % more than the
-/// tensor's, because each record needs one byte to tell that it keeps its numbers.
+/// tensor's, because a raw record needs one byte more than its numbers.
 [[nodiscard]] constexpr std::size_t host_bytes(std::size_t tensor_bytes) {
   return spill_at(tensor_bytes) + spill_bytes(tensor_bytes);
 }
@@ -131,7 +131,7 @@ struct distances {
   std::size_t used = 0;  // nibbles of the pool
 };
 
-// Returns false if the form cannot tell one of the distances.
+// Returns false if the form has no code for one of the distances.
 [[nodiscard]] inline bool measure(const numbers& from, distances& to) {
   for (std::size_t i = 0; i < from.size(); ++i) {
     auto& base = to.bases[i / numbers_of_block];

@@ -45,7 +45,7 @@ __device__ inline void store_numbers(std::uint8_t* record, unsigned lane, const 
   to[1] = {w[4], w[5], w[6], w[7]};
 }
 
-// Counts of the lanes before this one; `total` of all.
+// Returns the sum of `count` over the lanes before this one; `total` is the sum over all lanes.
 __device__ inline unsigned rank_of(unsigned count, unsigned lane, unsigned& total) {
   unsigned sum = count;
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ inline std::uint32_t scatter(std::uint32_t dense, std::uint32_t marke
   return to;
 }
 
-// A record whose distances the form cannot tell: its numbers as they are.
+// Stores a record raw, because the form has no code for one of its distances.
 __device__ inline void keep_record(std::uint8_t* packed, std::uint8_t* spill, std::uint8_t* hidden,
                                    const std::uint8_t* tensor, unsigned lane) {
   const auto* from = reinterpret_cast<const std::uint32_t*>(tensor);
@@ -176,7 +176,7 @@ __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, st
   }
 
   lane_nibbles codes{};
-  // Sums of a distance from `nearest` to `farthest` + 1 each, so that `nearest` goes first.
+  // The loop adds at least `nearest` to each nibble, so that `nearest` is subtracted before.
   lane_nibbles nibbles{{0 - nearest * of_each_nibble, 0 - nearest * of_each_nibble}};
 #pragma unroll
   for (unsigned i = 0; i < lane_words; ++i) {
@@ -316,9 +316,9 @@ __global__ void __launch_bounds__(threads) pack_kernel(packed_tensor what) {
   }
 }
 
-// A warp has one record: small blocks of short life leave more room to products that run meanwhile
-// than blocks that stay. Throws only the error of this launch. An error that an earlier launch left
-// stays for the runtime to report.
+// Each warp has one record, because small blocks that end soon slow down matrix products beside
+// them less than blocks that stay. Throws only the error of this launch. An error that an earlier
+// launch left stays for the runtime to report.
 template <bool Pack>
 void launch(const packed_tensor& what, cudaStream_t on) {
   if (what.bytes == 0) return;
