@@ -54,7 +54,7 @@ struct grant {
 /// How far a stream waits so that its block lies close to others.
 enum class fit_policy : std::uint8_t {
   ready_first,    ///< a stream never waits for close placement
-  spare_largest,  ///< a stream waits where the largest block would otherwise find no room any more
+  spare_largest,  ///< a stream waits if the largest block would otherwise find no room any more
   compact,        ///< a stream always waits, once memory is short
 };
 
@@ -109,8 +109,8 @@ class block_source {
   [[nodiscard]] virtual std::size_t largest_free() const = 0;
   /// Calls to the device's allocator so far.
   [[nodiscard]] virtual std::uint64_t allocations() const = 0;
-  /// Tells a source that grows how many bytes it should let be in flight before it reuses the
-  /// oldest with a join. Other sources ignore it.
+  /// Tells a source that grows how many bytes may be in flight before it reuses the oldest block,
+  /// with a join, instead of growing. Other sources ignore it.
   virtual void allow_in_flight(std::size_t /*bytes*/) {}
   /// Sets how blocks are placed from now on, so that free memory stays in large pieces. A source
   /// that is one piece obeys; other sources ignore it.

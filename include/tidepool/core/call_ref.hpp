@@ -1,4 +1,4 @@
-// A function of the caller's, for the time of one call: two pointers, no allocation.
+// A reference to a function of the caller, valid during one call, because it must not allocate.
 #pragma once
 
 #include <memory>

@@ -10,8 +10,8 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The most streams that one offloader serves. Its own count: two for each place that tensors are
-/// offloaded to, and one if tensors are packed.
+/// The most streams that one offloader serves. Its own streams count, too: two for each place that
+/// tensors are offloaded to, and one if tensors are packed.
 inline constexpr std::size_t max_lanes = 8;
 
 /// Index of a stream within one offloader.

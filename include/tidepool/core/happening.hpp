@@ -22,14 +22,14 @@ enum class happened : std::uint8_t {
   call_over,        // the innermost call ends, with or without success
   allocated,        // `tensor` has memory for `lane`
   committed,        // group `index` of `chunk` was committed as `decided`; `handles` are still full
-  outlives,         // a handle still holds `tensor` behind the commit that saved it as `saved_as`
+  outlives,         // a handle still holds `tensor` after the commit that saved it as `saved_as`
   handle_gone,      // a handle of `tensor` was dropped, used last on `lane`
   restored,         // group `index` of `chunk` is restored for `lane`
   came_back,        // a restore filled a handle with `tensor`
   stayed,           // a restore found `tensor` in the handle where it had stayed
   kept_no_more,     // a group that kept `tensor` on the device needs it no more
   copied,           // `lane` was given a copy
-  read_again,       // forward read a tensor that a group saved
+  read_again,       // forward read a tensor after a group had saved it
   recompute_begun,  // the trainer computes a group again on `lane`
   recomputed,       // the trainer has computed group `index` of `chunk` again on `lane`
   recompute_failed,  // the trainer's function threw

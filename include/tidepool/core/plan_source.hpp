@@ -34,8 +34,8 @@ class plan_source : public detail::planner_base {
  public:
   /// Makes a decision for steps like `recorded`, under the budget and the limits of `opts`. If
   /// plans are made beside the training (`options::adopt_after`), `make` runs on a thread of its
-  /// own, one call at a time, and `follow` may be called meanwhile. `end_step` throws its
-  /// exception.
+  /// own, one call at a time, and `follow` may be called meanwhile. `end_step` throws the exception
+  /// of `make`.
   [[nodiscard]] virtual decision make(const recorded_step& recorded, const options& opts) = 0;
 
   /// Checks a plan from elsewhere against the profile that it was made for, and against the modules

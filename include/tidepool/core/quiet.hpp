@@ -1,4 +1,4 @@
-// Threads of the library's own beside those of the trainer.
+// Keeps the trainer's signals away from the library's own threads.
 #pragma once
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// The interface to what writes about the steps of an offloader.
+// The interface to the part that writes summaries and traces of an offloader's steps.
 #pragma once
 
 #include <functional>
