@@ -23,7 +23,7 @@ namespace tidepool::inline v0_3_0::detail {
 TIDEPOOL_INLINE memory_layout graph_gate::layout(bool reloads) const {
   memory_layout result;
   of_.store_.for_each([&](const storage& store) {
-    if (store.bytes == 0) return;  // a graph knows no address of it
+    if (store.bytes == 0) return;  // it has no address that a graph could have
     const bool again = store.handles == 0 && store.there.memory;
     result.push_back({store.number, again && !reloads ? nullptr : store.here.memory.data,
                       store.there.memory.data, store.bytes, !store.is.captured});
@@ -174,8 +174,8 @@ TIDEPOOL_INLINE void graph_gate::launch(const recorded_graph& graph, lane_id lan
   }
   expect_layout(graph.before);
   if (of_.rows_ != nullptr) of_.rows_->before_launch(graph.rows);
-  // Between launches on one stream only the trainer's streams may get work, so that the offloader's
-  // own are not gathered again.
+  // Between launches on one stream only the trainer's streams can have got work, so that the
+  // offloader's own streams need not be joined again.
   of_.order_.gather(lane, join_site::launch, !replayed_ || replayed_on_ != lane);
   of_.dev_->replay(*graph.content, lane);
   if (of_.rows_ != nullptr) of_.rows_->launched(graph.rows);

@@ -12,8 +12,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The range of addresses so far. A handle outside the range is new, so that most lists need no
-// search, because their handles ascend or descend in memory.
+// The range of addresses so far. A handle outside the range is new. Most lists need no search for
+// repeated handles, because their handles ascend or descend in memory.
 class extent {
  public:
   // Returns false if `address` lies in the range, and may have been given before.
@@ -154,7 +154,7 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
       const bool packed =
           store_.packs(into.module) && packs(into, item) && store_.place_packed(store, into.lane);
       if (!packed && !store_.place_copy(store, into.place) && !move_on(into, items)) {
-        // A mistake in a later argument is reported first.
+        // A mistake in a later argument is reported first, because no larger budget mends it.
         for (auto next = into.count; next < handles.size(); ++next) {
           expect_argument(chunk, into, handles, next, known);
         }
@@ -218,8 +218,8 @@ TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
     for (std::uint32_t i = 0; i < into.count; ++i) {
       if (!items[i].copies) continue;
       auto& each = *items[i].store;
-      // The block needs no fence: the offload stream joined its fence when it was placed here. For
-      // a packed tensor another stream did, whose position the ticket is.
+      // The block needs no fence, because the offload stream joined it when the block was taken.
+      // For a packed tensor another stream joined it; `written` is the position of that stream.
       if (each.there.memory) store_.displace_copy(each, each.there.written);
       if (!store_.place_copy(each, into.place)) return false;
     }
@@ -265,8 +265,8 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr) continue;
     if (items[i].copies) items[i].store->there.written = done;
-    // The offload ends after the commit's own work. It does not read a tensor that was packed,
-    // which is free behind that work.
+    // The end of the offload comes after the commit's own work, and stands for both. The offload of
+    // a packed tensor reads the packed form, so that the tensor is free behind the commit's work.
     const bool packed = items[i].copies && items[i].store->is.packed;
     note_use(*items[i].source, which.lane,
              packed ? ticket(which.lane, which.position, done.order) : done);

@@ -89,8 +89,8 @@ class copies {
     } else if (!to.blocks || !to.blocks->take(bytes, writer, store.there.memory, ready)) {
       return false;
     }
-    // The join is made now, so that the fence need not be kept. All later work of the stream waits,
-    // but the next work is the copy into this block.
+    // The join is made now, so that the fence need not be kept. It delays no other work, because
+    // the next work of the stream is the copy into this block.
     if (ready.order() > 0) join_reuse(store, to, ready, writer);
     store.place = where;
     if (store.part.of != 0) parts_.insert(store);
@@ -106,8 +106,9 @@ class copies {
     auto& from = at(store.place);
     if (from.staged && store.bytes > 0) from.staged->forget(store.there.memory);
     from.used -= store.there.memory.bytes;
-    // Nothing was copied into the block if `after` is the begin. The offload stream has joined the
-    // block's last reader then, but the next writer may be a kernel that packs on another stream.
+    // If `after` is the begin, nothing was copied into the block, and the offload stream has joined
+    // its last reader. The next writer may be a kernel that packs on another stream, which has not
+    // joined it, so that the block gets the past of the offload stream.
     if (store.bytes > 0) {
       from.blocks->release(store.there.memory,
                            after.position > 0 ? fence(after) : order_.past(from.offload));

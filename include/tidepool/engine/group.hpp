@@ -59,7 +59,8 @@ struct saved {
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 
-// Reloads ahead of use may wait. `largest_first` follows where the commit's order found no room.
+// A reload `ahead` of its use may be left for later, a `needed` one may not. `largest_first` is a
+// needed one again, after the order of the commit found no room.
 enum class haste : std::uint8_t { ahead, needed, largest_first };
 
 // A group is the unit of commit, event and cap.

@@ -230,7 +230,8 @@ TIDEPOOL_INLINE trace::counters engine::counters() const {
 
 TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
   note_use(store, lane, order_.record(lane));
-  // An allocator may drop a handle in the middle of a commit or reload that packs.
+  // No reload starts in the middle of a commit or reload that packs, because it would use the same
+  // staging. An allocator may drop a handle there.
   const bool reloads_wait =
       reloads && starved_ && !closed_ && !store_.borrowed().giving() && !store_.staging();
   forget_handle(store, lane);

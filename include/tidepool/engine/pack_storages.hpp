@@ -13,8 +13,9 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The kernel that packs writes the spill, so that its stream joins the block's last reader. The
-// offload stream comes after this stream by its join with the producer.
+// The kernel that packs writes the spill, so that its stream joins the block's last reader, which
+// would otherwise read the next tensor's spill. The offload stream needs no such join, because it
+// joins this stream as its producer.
 TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
   if (!place_copy(store, place_kind::host, pack_form::host_bytes(store.moved()), by)) return false;
   rollback unplaced([&]() noexcept {
@@ -55,7 +56,8 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
   }
 }
 
-// A few records of each tensor tell the share of a module, and cost the host about a microsecond.
+// A few records of each tensor show the share of raw records of a module; to look at them takes
+// about 1 µs.
 TIDEPOOL_INLINE auto storages::look_at(const storage& store) noexcept -> seen_records {
   constexpr std::size_t most = 16;
   seen_records seen;

@@ -34,7 +34,7 @@ struct packed_block {
 };
 
 // A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
-// device memory for two pieces alone on its way back.
+// device memory for only two pieces on its way back.
 inline constexpr std::size_t packed_piece = std::size_t{16} << 20;
 static_assert(packed_piece % (pack_form::alignment * pack_form::tensor_record) == 0,
               "pieces of the spill are aligned");
@@ -73,7 +73,7 @@ struct incoming_sizes {
   }
 };
 
-// The tensors so far that could be packed, in bytes, whether there was room for it or not.
+// Bytes of the tensors so far that could be packed, whether there was room for packing or not.
 struct packing_sizes {
   std::uint64_t tensors = 0;
   std::uint64_t link = 0;       // of their packed forms
@@ -81,7 +81,7 @@ struct packing_sizes {
   std::size_t incoming = 0;     // packed forms that are on the device at once on their way back
   std::size_t of_group = 0;     // packed forms of one group
 
-  // Device memory beside the tensors that a step needs, so that none is copied as it is.
+  // Device memory that a step needs beside its tensors, so that every tensor can be packed.
   [[nodiscard]] std::size_t staging() const { return incoming + aligned(of_group); }
   // The rates of a link in bytes of tensors. Packed tensors take less time, unless their unpacking,
   // beside the link, takes longer.
@@ -116,7 +116,7 @@ struct staged_tensors {
   std::array<grant, 2> incoming;
   std::size_t turn = 0;                  // the one of `incoming` that is filled now
   std::size_t filled = 0;                // bytes of it
-  std::vector<arriving_piece> arriving;  // in it, or all that kernels read out of host memory
+  std::vector<arriving_piece> arriving;  // pieces in it, or all that kernels read on the host
 
   [[nodiscard]] bool any() const {
     return !outgoing.empty() || incoming[0].memory.data || !arriving.empty();

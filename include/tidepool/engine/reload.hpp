@@ -56,7 +56,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     moved[static_cast<std::size_t>(store->place)] += store->moved();
     bytes += store->moved();
   }
-  // Otherwise kernels read host memory, which slows all others down: a waiting restore is worth it.
+  // Kernels then read host memory and slow all others down, which only a restore is worth.
   if (!store_.expect_packed(items) && how == haste::ahead) return false;
   copying = true;
   const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;
@@ -123,7 +123,7 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   if (bytes == 0) return true;
   counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   ahead_.forget(which.ahead);
-  std::size_t held = 0;  // on the device; the copies are shorter where only some rows move
+  std::size_t held = 0;  // bytes on the device; copies are shorter if only some rows move
   for (const auto& item : items) held += item.copies_back ? item.store->bytes : 0;
   which.ahead = ahead_.add({&chunk, index}, held);
   return true;

@@ -9,7 +9,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The rows that the copies of one commit moved, and the room of the count that must not be larger.
+// The rows that the copies of one commit moved, and the room (8 bytes) that holds the count of
+// them, which must not be larger.
 struct row_claim {
   std::uint64_t planned = 0;
   std::uint32_t room = 0;   // number of its room

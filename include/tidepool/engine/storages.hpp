@@ -152,8 +152,8 @@ class storages : public copies {
   // Fills `store` with zeros for new contents, behind the joins that `waiter` made for the memory.
   void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
 
-  // True if `bytes` more would pass the budget. Otherwise waiting memory goes back as far as these
-  // bytes need room.
+  // Returns true if `bytes` more would pass the budget. Otherwise gives back as much waiting memory
+  // as these bytes need room.
   [[nodiscard]] bool passes_budget(std::size_t bytes) {
     return budget_.refuses(borrowed_, bytes, live_);
   }
@@ -361,7 +361,7 @@ class storages : public copies {
   std::size_t flying_groups_;
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;
-  std::size_t live_ = 0;  // bytes on the device, in issue order
+  std::size_t live_ = 0;  // bytes on the device once all calls so far have run
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
   std::size_t away_at_peak_ = 0;  // `away_` at `live_peak_without_`
