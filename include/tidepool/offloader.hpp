@@ -236,7 +236,7 @@ class offloader {
   /// (`options::adopt_after`), for which the destructor waits. Throws the error that kept a step
   /// from being recorded, and the planner's error at the step that would adopt its plan. After
   /// either, or a step that ran out of memory under a plan, the next step is the first again.
-  void end_step() { plans_.after(engine_->end_step()); }
+  void end_step() { plans_.step_ended(engine_->end_step()); }
 
   /// The profile of the warm-up step. It has times only under an automatic policy.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }

@@ -19,7 +19,8 @@ class capture_gate {
   // Runs before a call that releases memory. Its contents may be anywhere.
   virtual void meet() = 0;
   // Keeps `store`, whose handle goes while no event can be recorded, until the capture is over.
-  // Returns false if no capture is under way.
+  // Returns false if no capture is under way, or without room on the heap: the memory then stays
+  // taken.
   [[nodiscard]] virtual bool keep_orphan(storage& store) noexcept = 0;
   // True if a graph was launched since the last eager call.
   [[nodiscard]] virtual bool replayed() const = 0;

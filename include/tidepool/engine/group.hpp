@@ -170,7 +170,7 @@ struct chunk_state {
   // The arguments of a group, in the order of its commit.
   [[nodiscard]] saved* saved_of(const group& of) { return items_.data() + of.first; }
   // True if rule or plan keeps an argument of the last commit on the device.
-  [[nodiscard]] bool keeps_last() {
+  [[nodiscard]] bool last_commit_keeps_any() {
     const auto* const items = saved_of(groups.back());
     return std::any_of(items, items + groups.back().count, std::mem_fn(&saved::by_plan));
   }

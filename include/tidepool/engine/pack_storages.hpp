@@ -73,7 +73,9 @@ TIDEPOOL_INLINE auto storages::look_at(const storage& store) noexcept -> seen_re
 }
 
 // Queues the copies of a packed tensor, and its unpacking behind them. If a block of the staging is
-// full, its copies and kernels are issued, and the other is filled behind the kernels that read it.
+// full, its copies and kernels are issued, and the other is filled behind the kernels that read it,
+// which would otherwise read the next pieces. Without staging, the kernels read the packed form on
+// the host.
 TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
   const auto& host = at(place_kind::host);
   const packed_block there(store);

@@ -26,7 +26,8 @@ class plan_maker {
     if (output_ != nullptr) output_->begin(owner);
   }
 
-  void after(stage over) {
+  // Plans, or adopts a plan, as `over` asks; then writes the outputs of the step that ended.
+  void step_ended(stage over) {
     learn_of(over);
     if (output_ != nullptr) output_->after_step(*owner_, report_);
   }

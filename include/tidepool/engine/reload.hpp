@@ -84,7 +84,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
 }
 
 // The bytes that a reload takes of the offloader's own memory. Each storage counts once. A reload
-// `ahead` of its use also takes memory for the packed form.
+// `ahead` of its use also needs room for the largest packed piece; a restore can do without.
 [[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items, bool ahead = false) {
   std::size_t bytes = 0, link = 0;
   for (auto item = items.begin(); item != items.end(); ++item) {

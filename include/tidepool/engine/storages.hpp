@@ -105,6 +105,7 @@ class storages : public copies {
     }
   }
 
+  // Makes room for the entries of `destroy`, too, because that must not fail.
   storage& create(storage_owner& owner, std::size_t bytes, std::size_t elements) {
     if (spare_.empty()) {
       make_room(spare_, nodes_.size() + 1);

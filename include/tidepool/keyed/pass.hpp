@@ -89,7 +89,7 @@ class keyed_pass {
       each.readers = 0;  // the memory of these tensors is gone
     });
     which.kept = at.trains && keys_of().off_->enabled(which.module) &&
-                 ((may_leave && !which.left) || at.open.state_->keeps_last());
+                 ((may_leave && !which.left) || at.open.state_->last_commit_keeps_any());
   }
   /// Calls `enter(module, layer)`, `body()`, `leave(stream)`. An exception of `body` closes the
   /// scope, and none of its tensors leaves.
