@@ -118,7 +118,7 @@ struct fp8_kernels<Device> {
 ///
 /// Every function queues one kernel on its stream, in the order of that stream; no joins are needed
 /// beyond those of `commit`, `restore` and `reset`. No function blocks the host, except as
-/// `allocate` does. All work inside captures. Equal numbers give equal bits on every device.
+/// `allocate` does. All work inside captures. All devices give the same bits.
 ///
 /// Addresses of numbers must be multiples of 16 bytes, as those of buffers are. On CUDA the device
 /// of the stream must be current, as for any kernel, and nvcc must compile the file, with

@@ -117,8 +117,8 @@ inline constexpr std::size_t longest_word = 64;
 /// `_`.
 [[nodiscard]] constexpr char plain(char c) { return c == '-' ? '_' : to_lower(c); }
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other, of which
-/// `word` has at most `longest_word` characters.
+/// The number of edits (insert, delete, replace, swap of neighbours) that turn one word into the
+/// other. `word` has at most `longest_word` characters.
 [[nodiscard]] constexpr std::size_t edit_distance(std::string_view word, std::string_view other) {
   // Three rows take no heap, because the compiler runs this function for lists of modules.
   using row = std::array<std::size_t, longest_word + 1>;
@@ -140,8 +140,7 @@ inline constexpr std::size_t longest_word = 64;
 }
 
 /// The candidate that `word` most likely meant, or an empty view when none is close.
-///
-/// Case does not count, nor does `-` against `_`; a candidate that contains the whole word
+/// Upper and lower case are equal, and so are `-` and `_`. A candidate that contains the whole word
 /// (`fc1` in `expert_fc1`) is close.
 [[nodiscard]] constexpr std::string_view nearest(std::string_view word,
                                                  std::span<const std::string_view> candidates) {

@@ -204,7 +204,7 @@ class engine : public storage_owner {
   void follow(plan::profile step, const decision& what);
   // Makes the next step the first again, because no plan was made of the recorded step.
   void record_again() noexcept;
-  // Like `record_again`, also where the engine no longer records steps.
+  // Like `record_again`, also after the engine has stopped recording steps.
   void warm_up_anew();
   // Has the next steps recorded under the plan that is followed, so that another is made of them.
   void time_again() noexcept;
@@ -343,7 +343,7 @@ class engine : public storage_owner {
   std::unique_ptr<hardware> dev_;
   const options opts_;
   std::vector<std::string> names_;
-  std::vector<rectangle> labels_;  // names packed for handles
+  std::vector<rectangle> labels_;  // module names in the form that handles store
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   decider decider_;
