@@ -72,6 +72,14 @@ if [ "$preset" = default ] || [ "$preset" = quick ]; then
   fi
 fi
 
+# Debian's OpenBLAS does not know processors of 2023, and gives them its slowest kernels (SSE3).
+if [ -z "${OPENBLAS_CORETYPE:-}" ] && grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
+  export OPENBLAS_CORETYPE=Haswell
+fi
+# Tests make thousands of trainers: the heap keeps their memory instead of giving it back each time.
+export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1073741824}
+export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
+
 read -r -a more <<<"${TIDEPOOL_CMAKE_ARGS:-}"
 arguments+=("-DTIDEPOOL_TEST_LENGTH=${TIDEPOOL_TEST_LENGTH:-short}")
 cmake --preset "$preset" "${arguments[@]+"${arguments[@]}"}" "${more[@]+"${more[@]}"}"

@@ -136,8 +136,8 @@ struct options {
   /// made in line on a device that simulates time, and if ranks wait for each other without
   /// `offloader::on_ready`.
   std::optional<std::size_t> adopt_after{};
-  /// The most steps that each search for an automatic plan may simulate; the engine tries a tenth
-  /// as many. Empty: as many as pay off in one training.
+  /// The most steps that each search for an automatic plan may simulate. At most a tenth as many
+  /// are forecast by the engine, which is slower. Empty: as many as pay off in one training.
   std::optional<std::size_t> plan_effort{};
 
   /// Groups whose reload may be under way ahead of their use.

@@ -36,7 +36,7 @@ struct keyed_group {
   int layer = 0;
   keyed_place place = keyed_place::open;
   bool left = false;                    // at least one of its tensors left
-  bool kept = false;                    // the policy keeps all of it
+  bool kept = false;                    // the policy keeps some of it that may leave
   std::uint32_t outer = key_map::none;  // scope in which it was entered
   std::uint32_t first = key_map::none;
   std::uint32_t last = key_map::none;
