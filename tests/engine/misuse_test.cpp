@@ -381,7 +381,7 @@ TEST_CASE("misuse: host memory spent in the middle of a commit leaves every hand
   CHECK(desk.wrong() == 0);
 }
 
-TEST_CASE("misuse: host memory in pieces, or refused by the machine, gets advice that suffices") {
+TEST_CASE("misuse: host memory in pieces, or refused by the machine, is told with its remedy") {
   const auto text = fifth_group(4 * size, 64 * size);
   CHECK(says(text, "Raise --host-budget to " + std::to_string(6 * size) +
                        " bytes or more (the rest is in pieces), offload fewer"));
