@@ -232,8 +232,8 @@ class chunk {
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All tensors leave,
   /// even small ones and those that an opt-out or the policy would keep. Release each by hand with
-  /// `reset`; its memory is free after its copy. A handle without `reset` keeps its memory. Restore
-  /// as usual. Throws as `commit`.
+  /// `reset`, if the module is enabled: otherwise nothing is copied. Its memory is free after its
+  /// copy. A handle without `reset` keeps its memory. Restore as usual. Throws as `commit`.
   template <fixed_string Name, class... Handles>
   void start_offload(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>) start_offload(id_of<Name>, layer, stream, saved...);

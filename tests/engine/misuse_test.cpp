@@ -34,6 +34,32 @@ rig::buffer made(rig& desk, offloader& off, std::uint32_t tag) {
   return x;
 }
 
+// Four groups, of which two come back, and a fifth of twice the size in another chunk. Returns the
+// words of the refusal, if there was one.
+std::string fifth_group(std::size_t host_budget, std::size_t host_memory) {
+  rig desk(tidepool::machine{.host_bytes = host_memory});
+  auto opts = small_options();
+  opts.host_budget = opts.host_step = host_budget;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  std::array<rig::buffer, 4> x;
+  for (int l = 0; l < 4; ++l) {
+    auto& each = x[static_cast<std::size_t>(l)] = made(desk, off, 1);
+    open.commit<"core_attn">(l, desk.stream(), each);
+  }
+  for (const int l : {2, 0}) {
+    open.restore<"core_attn">(l, desk.stream(), x[static_cast<std::size_t>(l)]);
+  }
+  auto other = off.begin({.microbatch = 1});
+  auto large = off.allocate(2 * size, desk.stream());
+  try {
+    other.commit<"core_attn">(0, desk.stream(), large);
+  } catch (const out_of_budget& error) {
+    return error.what();
+  }
+  return {};
+}
+
 }  // namespace
 
 TEST_CASE("misuse: restored before anything was committed") {
@@ -353,6 +379,14 @@ TEST_CASE("misuse: host memory spent in the middle of a commit leaves every hand
   desk.check(z, 3);
   open.finish();
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: host memory in pieces, or refused by the machine, is told with its remedy") {
+  const auto text = fifth_group(4 * size, 64 * size);
+  CHECK(says(text, "Raise --host-budget to " + std::to_string(6 * size) +
+                       " bytes or more (the rest is in pieces), offload fewer"));
+  CHECK(fifth_group(6 * size, 64 * size).empty());
+  CHECK(says(fifth_group(8 * size, 4 * size), "gives (less than --host-budget), offload fewer"));
 }
 
 TEST_CASE("misuse: a commit that failed does not forget who still reads its host blocks") {

@@ -322,3 +322,36 @@ TEST_CASE("packing: a tensor that a name discards holds BF16 numbers when it is 
   x.reset(on.stream());
   next.finish();
 }
+
+TEST_CASE("packing: a chunk that outlives its offloader unpacks, also what another chunk shares") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    CAPTURE(seed);
+    auto model = small_machine();
+    model.order_seed = seed;
+    desk on(model);
+    offloader::chunk first, second;
+    rig::buffer x, shared;
+    {
+      offloader off(on.dev, packing(small_options()));
+      x = off.allocate(bytes, on.stream());
+      x.holds_bfloat16();
+      on.write_numbers(x, bf16_kind::gauss, 1, on.stream());
+      shared = x.share();
+      first = off.begin();
+      second = off.begin({.microbatch = 1});
+      first.commit<"core_attn">(0, on.stream(), x);
+      second.commit<"expert_fc1">(0, on.stream(), shared);
+      CHECK(off.counters().modules[0].bytes_packed == bytes);
+    }
+    second.restore<"expert_fc1">(0, on.stream(), shared);
+    on.check_numbers(shared, bf16_kind::gauss, 1, on.stream());
+    shared.reset(on.stream());
+    first.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::gauss, 1, on.stream());
+    x.reset(on.stream());
+    first.finish();
+    second.finish();
+    CHECK(on.wrong_numbers() == 0);
+    CHECK(on.dev.device_held + on.dev.host_held == 0);
+  }
+}

@@ -88,14 +88,13 @@ namespace tidepool::inline v0_3_0::detail {
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
     const auto full = place.staged ? place.staged->full() : std::string();
-    const auto used = place.blocks->used();
-    in_use += std::string(between(" and ")) + text::size_text(used) + " of " +
+    in_use += std::string(between(" and ")) + text::size_text(place.blocks->used()) + " of " +
               text::size_text(budget) + (host ? "" : " of " + place.name) + in_brackets(full);
-    raise += std::string(between(" or ")) +
-             (place.lent != nullptr ? "what " + place.lent->lender() + " lends"
-                                    : raised("--" + word + "-budget", used + bytes, budget));
+    raise += between(" or ");
+    raise += place.lent != nullptr ? "what " + place.lent->lender() + " lends"
+             : !full.empty()       ? "the free room on the disk of " + opts_.file_path
+                                   : raised("--" + word + "-budget", *place.blocks, bytes);
     options += std::string(between(", ")) + word + "_budget";
-    if (!full.empty()) raise += " and free room on the disk of " + opts_.file_path;
   }
   const bool host = std::ranges::find(opts_.places, place_kind::host) != opts_.places.end();
   const bool peer = std::ranges::find(opts_.places, place_kind::peer) != opts_.places.end();
@@ -135,12 +134,9 @@ namespace tidepool::inline v0_3_0::detail {
   short_of.largest_free = source.largest_free();
   std::size_t elsewhere = 0;
   store_.for_each([&](const storage& store) {
-    if (store.source != nullptr) {
-      elsewhere += store.here.memory ? store.bytes : 0;
-      return;
-    }
     if (!store.here.memory) return;
-    elsewhere += store.is.borrowed ? store.bytes : 0;
+    if (store.source != nullptr || store.is.borrowed) elsewhere += store.bytes;
+    if (store.source != nullptr) return;
     const bool restored = store.is.wanted && store.saves == 0;
     auto name = store.module < 0 ? std::string("not committed")
                                  : names_[static_cast<std::size_t>(store.module)];
@@ -172,7 +168,8 @@ namespace tidepool::inline v0_3_0::detail {
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
   } else if (!learner_.warming_up() && profile().timed()) {
-    short_of.plan = against_plan(live_, profile(), decider_.keeps());
+    short_of.plan = against_plan(kept_now(live_, profile(), decider_.keeps()),
+                                 most_kept(profile(), decider_.keeps()));
   }
   if (learner_.may_leave_plan()) {
     short_of.plan +=

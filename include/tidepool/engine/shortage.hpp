@@ -153,15 +153,21 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   return text + remedy(of, what);
 }
 
-// The advice `--host-budget to 72 MiB or more`; without a size if the budget has enough bytes, but
-// not in one piece.
-[[nodiscard]] inline std::string raised(const std::string& option, std::size_t need,
-                                        std::size_t budget) {
+// The advice `--host-budget to 72 MiB or more`. If the free memory is in pieces, the advice adds a
+// piece for the request. A larger budget does not help if memory is refused below the budget.
+[[nodiscard]] inline std::string raised(const std::string& option, const pool& blocks,
+                                        std::size_t bytes) {
   constexpr std::size_t mib = std::size_t{1} << 20;
-  if (need <= budget) return option;
+  const auto more = aligned(bytes);
+  const bool pieces = blocks.used() + more <= blocks.budget();
+  if (pieces && more <= blocks.budget() - blocks.reserved()) {
+    return "the memory that the machine gives (less than " + option + ")";
+  }
+  auto need = (pieces ? blocks.budget() : blocks.used()) + more;
   const auto unit = need > mib ? mib : need > mib / 16 ? std::size_t{1024} : 1;
   need = (need + unit - 1) / unit * unit;  // rounded up, so that the advice suffices
-  return option + " to " + text::size_text(need) + " or more";
+  return option + " to " + text::size_text(need) + " or more" +
+         (pieces ? " (the rest is in pieces)" : "");
 }
 
 [[nodiscard]] inline std::string in_brackets(const std::string& words) {
@@ -218,11 +224,6 @@ struct kept_by_plan {
          " at once and was made of a step with at most " + std::to_string(most.chunks) +
          " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
          text::size_text(now.bytes) + " stay: keep the order and the number of chunks. ";
-}
-
-[[nodiscard]] inline std::string against_plan(const open_chunks& open, const plan::profile& step,
-                                              const residency& keeps) {
-  return against_plan(kept_now(open, step, keeps), most_kept(step, keeps));
 }
 
 }  // namespace tidepool::detail

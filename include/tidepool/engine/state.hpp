@@ -36,13 +36,12 @@ TIDEPOOL_INLINE auto state_calls::make(std::size_t bytes, std::string_view name)
   rollback unmade([&]() noexcept { of.store_.destroy(store); });
   if (!of.store_.place_copy(store, place_kind::host)) {
     const auto& host = *of.store_.at(place_kind::host).blocks;
-    throw out_of_budget(subject + ": host_budget: " + text::size_text(bytes) +
-                            " more do not fit; " + text::size_text(host.used()) + " of " +
-                            text::size_text(host.budget()) + " are in use" +
-                            in_brackets(of.counters_.host_budget) + ". Raise " +
-                            raised("--host-budget", host.used() + bytes, host.budget()) +
-                            ", or keep part of it on the device",
-                        bytes, host.budget());
+    throw out_of_budget(
+        subject + ": host_budget: " + text::size_text(bytes) + " more do not fit; " +
+            text::size_text(host.used()) + " of " + text::size_text(host.budget()) + " are in use" +
+            in_brackets(of.counters_.host_budget) + ". Raise " +
+            raised("--host-budget", host, bytes) + ", or keep part of it on the device",
+        bytes, host.budget());
   }
   unmade.keep();
   store.saves = 1;
