@@ -64,8 +64,8 @@ TIDEPOOL_INLINE void engine::check_finished(const chunk_state& chunk) const {
     if (each.state != group_state::restored) first = name_of_group(chunk, each.module, each.layer);
   }
   throw misuse_error(
-      "finish: " + std::to_string(chunk.waiting) +
-      " groups were committed and never restored, the first of them " + first +
+      "finish: " + text::count_of(chunk.waiting, "group") +
+      " committed and never restored, first " + first +
       "; restore every commit in backward, mark the chunk forward_only, or destroy it"
       " to give its pass up");
 }
