@@ -456,6 +456,9 @@ case $part in
     gridded 1 2 '--layers 4' --virtual-stages 2
     gridded 2 1 '--layers 4' "${leaves[@]}"
     gridded 4 1 '--layers 4' --in-flight 2
+    gridded 1 1 '--layers 4' "${leaves[@]}"
+    gridded 2 1 '--layers 4 --microbatches 8' --virtual-stages 2 "${leaves[@]}" --lend 64KiB
+    gridded 2 1 "$mtp" --shard-optimizer "${leaves[@]}"
     gridded 1 4 '--layers 4 --microbatches 8' "${leaves[@]}"
     if enough 4 '2 x 2 ranks, --compare'; then
       how=--pipeline=2
@@ -737,6 +740,7 @@ SCRIPT
     refuses 2 'expert-capacity=-1.*: must be a number above 0' --expert-capacity -1
     how=--pipeline=3
     refuses 2 'pipeline=3: does not make up the 2 ranks' --layers 4
+    refuses 2 'parallel=1431655766: does not make up the 2 ranks' --layers 4 --expert-parallel=1431655766
     how=--pipeline
 
     # Ranks that would miss each other's messages, or train on another text each.

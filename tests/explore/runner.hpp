@@ -155,7 +155,7 @@ class runner {
     }
     dev_.tell(*seen_);
     dev_.observe([this](const sim_position& at, const operation& op) {
-      const bool of_count = op.shape.bytes() == sizeof(std::uint32_t);
+      const bool of_count = op.shape.bytes() <= sizeof(std::uint64_t);
       if (op.kind == operation_kind::copy && is_offload(op.direction) && !of_count) {
         last_offload_ = seen_->ops().size();
       }
@@ -246,13 +246,14 @@ class runner {
     const void* storage = nullptr;  // where it is saved from, if its rows are counted
     std::size_t planned = 0;        // rows that move; 0: all
     std::size_t cell = 0;           // of the count
+    bool wide = false;              // the count has 8 bytes
     [[nodiscard]] bool is_view() const { return step != 0; }
   };
   // Rows that kernels count: behind every other launch of a graph there are more.
   struct row_count {
-    std::uint32_t rows = 0;
-    std::uint32_t more = 0;
-    [[nodiscard]] std::uint32_t in(std::uint32_t round) const {
+    std::uint64_t rows = 0;
+    std::uint64_t more = 0;
+    [[nodiscard]] std::uint64_t in(std::uint32_t round) const {
       return rows + (round % 2 == 0 ? more : 0);
     }
   };
@@ -260,6 +261,7 @@ class runner {
   struct claim {
     tp::row_overflow what;
     row_count rows;
+    bool wide;
   };
   struct group {
     std::array<tensor, 2> saved;
@@ -405,19 +407,24 @@ class runner {
     if (program_.counts && current_ != 2 && any(2) == 0) count_rows(fresh);
   }
 
-  // Other tensors' counts lie in the same memory, and may be written there before the commit.
+  // Other tensors' counts lie in the same memory, and may be written there before the commit. What
+  // lies behind a count of 4 bytes is no part of it.
   void count_rows(tensor& of) {
     of.storage = of.whole.data();
     of.planned = 1 + static_cast<std::size_t>(any(static_cast<int>(of.whole.size() / row_bytes)));
     of.cell = static_cast<std::size_t>(any(2));
+    of.wide = any(2) == 0;
     auto* const at = &counts_[of.cell];
-    of.whole.counts_rows({.count = at, .row_bytes = row_bytes, .planned_rows = of.planned});
-    const auto over = static_cast<std::uint32_t>(any(6) == 0 ? 1 + any(3) : 0);
-    const row_count rows{static_cast<std::uint32_t>(of.planned) - 1 + over,
-                         static_cast<std::uint32_t>(any(3))};
+    const auto count = of.wide ? tp::device_count(at)
+                               : tp::device_count(reinterpret_cast<const std::uint32_t*>(at));
+    of.whole.counts_rows({.count = count, .row_bytes = row_bytes, .planned_rows = of.planned});
+    const auto over = static_cast<std::uint64_t>(any(6) == 0 ? 1 + any(3) : 0);
+    const auto behind = static_cast<std::uint64_t>(any(of.wide ? 20 : 2) == 0 ? 1 + any(9) : 0);
+    const row_count rows{(behind << 32U) + of.planned - 1 + over,
+                         static_cast<std::uint64_t>(any(3))};
     counted_[of.cell] = rows;
     dev_.launch(stream(), 10, [this, at, rows] { *at = rows.in(round_); }, "count",
-                {{at, 4, true}});
+                {{at, sizeof *at, true}});
   }
 
   [[nodiscard]] bool moved(const tensor& of) const {
@@ -429,7 +436,8 @@ class runner {
     constexpr const char* names[]{"core_attn", "expert_fc1", "moe_act"};
     for (const auto& of : made.saved) {
       if (!moved(of)) continue;
-      const claim fresh{{names[m], each.layer, each.microbatch, 0, of.planned}, counted_[of.cell]};
+      const claim fresh{
+          {names[m], each.layer, each.microbatch, 0, of.planned}, counted_[of.cell], of.wide};
       if (capturing_) {
         captured_.push_back(fresh);
       } else {
@@ -438,7 +446,8 @@ class runner {
     }
   }
   void expect(claim of) {
-    of.what.rows = of.rows.in(launches_);
+    const auto rows = of.rows.in(launches_);
+    of.what.rows = of.wide ? rows : static_cast<std::uint32_t>(rows);
     expected_.push_back(std::move(of.what));
   }
 
@@ -554,6 +563,7 @@ class runner {
     to.storage = from.storage;
     to.planned = from.planned;
     to.cell = from.cell;
+    to.wide = from.wide;
   }
 
   void share(tensor& to, const tensor& from) {
@@ -834,7 +844,7 @@ class runner {
   std::map<int, pass> passes_;
   std::vector<tp::graph<kept_device>> graphs_;
   static constexpr std::size_t row_bytes = 16;
-  std::array<std::uint32_t, 2> counts_{};   // where kernels count
+  std::array<std::uint64_t, 2> counts_{};   // where kernels count
   std::array<row_count, 2> counted_{};      // what the latest of them write
   std::vector<claim> captured_;             // of the graph
   std::vector<tp::row_overflow> expected_;  // what may be told, and more

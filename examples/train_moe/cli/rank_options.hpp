@@ -55,7 +55,8 @@ inline void read_grid(settings& run, const process& me, const std::string& stage
   }
   run.grid = {side(stages, experts), side(experts, stages)};
   if (!run.pipeline && !run.expert_parallel) return;
-  if (run.grid.stages > 0 && run.grid.experts > 0 && run.grid.ranks() == all) return;
+  const bool any = run.grid.stages > 0 && run.grid.experts > 0;
+  if (any && run.grid.stages <= all / run.grid.experts && run.grid.ranks() == all) return;
   const std::string both = stages.given() && experts.given() ? " with " + experts.text() : "";
   throw tidepool::option_error(
       (stages.given() ? stages : experts).text() + both + ": does not make up the " +

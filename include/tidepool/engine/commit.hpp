@@ -67,13 +67,12 @@ TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int la
                        stays ? bytes_that_could_leave(handles) : bytes_saved(which, items));
   }
   if (heard_.any()) {
-    if (heard_.any())
-      heard_.tell({.what = happened::committed,
-                   .lane = lane,
-                   .chunk = &chunk,
-                   .index = static_cast<std::uint32_t>(chunk.groups.size() - 1),
-                   .handles = handles,
-                   .decided = &decided});
+    heard_.tell({.what = happened::committed,
+                 .lane = lane,
+                 .chunk = &chunk,
+                 .index = static_cast<std::uint32_t>(chunk.groups.size() - 1),
+                 .handles = handles,
+                 .decided = &decided});
   }
   // This commit is the last use of handles that stay full.
   for (auto* each : handles) each->lane_ = lane;

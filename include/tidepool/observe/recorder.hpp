@@ -72,7 +72,7 @@ class recorder {
     const auto index = static_cast<std::uint32_t>(storages_.size());
     attempt([&] {
       seen_[storage].index = index;
-      storages_.push_back({bytes, plan::none, plan::none, 0, false});
+      storages_.push_back({.bytes = bytes});
       if (inside_ == 0) sizes_.push_back(bytes);
     });
     called(from, plan::event_kind::allocate, index, 0, lane);
@@ -100,8 +100,14 @@ class recorder {
     const auto found = seen_.find(storage);
     return found != seen_.end() && (found->second.outlives || found->second.handed_over);
   }
-  void holds_bfloat16(std::uint64_t storage) noexcept {
-    if (const auto* known = recorded(storage)) storages_[known->index].bfloat16 = true;
+  // Notes what a storage holds that a group is about to save, and how many of its bytes move; 0:
+  // all. Only the first group copies it.
+  void holds(std::uint64_t storage, bool bfloat16, std::size_t moves) noexcept {
+    const auto* known = recorded(storage);
+    if (known == nullptr) return;
+    auto& about = storages_[known->index];
+    about.bfloat16 = about.bfloat16 || bfloat16;
+    if (about.chunk == plan::none) about.moves = moves;
   }
   // Notes a save of the storage by a group. Returns false if events cannot name all groups that
   // save it.

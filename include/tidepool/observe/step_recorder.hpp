@@ -122,7 +122,7 @@ class step_recorder {
       // No earlier event names the handle that holds a tensor that came back.
       const bool beside_others =
           !record.was_handed_over(store.number) && store.saves + store.stays > itself;
-      if (store.is.bfloat16) record.holds_bfloat16(store.number);
+      record.holds(store.number, store.is.bfloat16, store.is.counted ? store.moved() : 0);
       if (!record.saved(store.number, now.chunk->ordinal, now.index, i, beside_others)) {
         learner_->shapes_vary();
       }

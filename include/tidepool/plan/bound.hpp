@@ -28,7 +28,7 @@ class stretch_bound {
  public:
   stretch_bound(const layout& map, const link_rates& rates, double budget, double cheapest,
                 std::size_t from, std::size_t to)
-      : map_(&map), rates_(rates), cheapest_(cheapest), from_(from), to_(to) {
+      : map_(&map), rates_(in_memory(map, rates)), cheapest_(cheapest), from_(from), to_(to) {
     sweep(budget, false, out_);
     sweep(budget, true, in_);
     ready_ = last_ = map.events[from].at;

@@ -51,6 +51,7 @@ struct storage_profile {
   std::uint32_t group = none;  ///< the group of `chunk` that saves it
   std::uint32_t place = 0;     ///< position among the group's tensors
   bool bfloat16 = false;       ///< true if it holds BF16 numbers, which may be packed
+  std::size_t moves = 0;       ///< bytes that its copies move (`counts_rows`); 0: all of them
 
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };

@@ -147,7 +147,7 @@ class simulator {
         return restore(each.what);
       case event_kind::release:
         if (is_away(map_.storages[each.what])) {  // forgotten: its device memory is free already
-          leave_peer(map_.storages[each.what].group, map_.storages[each.what].bytes);
+          leave_peer(map_.storages[each.what].group, map_.storages[each.what].moves);
           return true;
         }
         if (log_ != nullptr) log_->released(each.what, now_);
@@ -227,27 +227,27 @@ class simulator {
   void note_peak() { result_.peak = std::max(result_.peak, limits_.device_budget - free_); }
 
   void commit(std::uint32_t group) {
-    const auto bytes = map_.groups[group].bytes;
+    const auto& about = map_.groups[group];
     reloads_.where(group) = place::device;
-    if (of(group) == action::keep || bytes == 0) {
+    if (of(group) == action::keep || about.bytes == 0) {
       if (log_ != nullptr && of(group) != action::keep) log_->left(group, now_);
       return;
     }
     reloads_.where(group) = place::away;
     if (of(group) == action::recompute) {
       if (log_ != nullptr) log_->left(group, now_);
-      return give(by_compute_, bytes, now_, by_compute);
+      return give(by_compute_, about.bytes, now_, by_compute);
     }
-    const bool peer = of(group) == action::offload_to_peer && bytes <= peer_free_;
-    if (!peer) now_ += map_.groups[group].pack_us;
-    const auto end =
-        link_to(peer).copy(detail::links::out, bytes, peer ? take_of_peer(bytes) : now_);
+    const bool peer = of(group) == action::offload_to_peer && about.moves <= peer_free_;
+    if (!peer) now_ += about.pack_us;
+    const auto ready = peer ? take_of_peer(about.moves) : now_;
+    const auto end = link_to(peer).copy(detail::links::out, about.moves, ready, 1 + about.counts);
     at_peer_[group] = peer;
     done_[group] = end;
     offload_of_[group] = ++offloads_;
-    result_.moved += bytes;
+    result_.moved += about.moves;
     if (log_ != nullptr) log_->left(group, end);
-    give(by_offload_, bytes - map_.groups[group].outliving, end, offloads_, peer);
+    give(by_offload_, about.bytes - about.outliving, end, offloads_, peer);
   }
 
   [[nodiscard]] detail::links& link_to(bool peer) { return links_[peer && !shares_link_ ? 1 : 0]; }
@@ -285,7 +285,7 @@ class simulator {
       }
       wait(done_[group]);
       if (log_ != nullptr) log_->restored(group, now_);
-      leave_peer(group, about.bytes);
+      leave_peer(group, about.moves);
     }
     reloads_.restored(group);
     reload_ahead();
@@ -333,7 +333,7 @@ class simulator {
     }
     auto& link = link_to(peer);
     const auto begin = link.begins(detail::links::in, ready);
-    done_[group] = link.copy(detail::links::in, bytes, ready);
+    done_[group] = link.copy(detail::links::in, map_.groups[group].moves, ready);
     if (log_ != nullptr) {
       log_->reloaded(group, begin, done_[group], peer && !shares_link_ ? 1 : 0);
     }
@@ -343,10 +343,10 @@ class simulator {
 
   // Stream-ordered memory is the compute stream's first, so the reload waits for that stream.
   bool reload_behind_compute(std::uint32_t group) {
-    const auto bytes = map_.groups[group].bytes;
-    take_by_compute(bytes);
+    const auto& about = map_.groups[group];
+    take_by_compute(about.bytes);
     auto& done = done_[group];
-    done = link_to(at_peer_[group]).copy(detail::links::in, bytes, std::max(now_, done));
+    done = link_to(at_peer_[group]).copy(detail::links::in, about.moves, std::max(now_, done));
     reloads_.where(group) = place::arriving;
     return true;
   }

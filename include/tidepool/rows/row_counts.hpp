@@ -62,7 +62,9 @@ class row_counts final : public row_counter {
     make_room(launched_, launched_.size() + 1);
     expect_asked("launch");
     // Another launch would write over counts that were not read, as of another microbatch.
-    if (std::ranges::find(launched_, of) != launched_.end()) collect();
+    if (std::ranges::find(launched_, of) == launched_.end()) return;
+    collect();
+    expect_asked("launch");
   }
   void launched(const shared_rows& of) override {
     if (of == nullptr) return;
@@ -77,7 +79,8 @@ class row_counts final : public row_counter {
   using claims = std::vector<row_claim>;
   static constexpr std::size_t room_bytes = sizeof(std::uint64_t);
   static constexpr std::uint32_t rooms_of_page = 4096;
-  static constexpr int most_collected = 16;  // pages of counts, where no step is ever ended
+  // Counts that are read before anybody must ask, where no step is ever ended.
+  static constexpr std::size_t most_unasked = std::size_t{16} * rooms_of_page;
   // The plan of a claim whose commit failed.
   static constexpr auto of_no_commit = std::numeric_limits<std::uint64_t>::max();
 
@@ -117,7 +120,7 @@ class row_counts final : public row_counter {
   std::vector<shared_rows> launched_;                          // not read yet
   std::vector<shared_rows> graphs_;                            // all, until they are gone
   std::optional<row_overflow> untold_;                         // of counts that were read
-  int collected_ = 0;                                          // times since the latest question
+  std::size_t unasked_ = 0;                                    // counts since the latest question
   bool due_ = false;                                           // a step is over, and nobody asked
 };
 
@@ -155,7 +158,6 @@ TIDEPOOL_INLINE std::size_t row_counts::count(const chunk_state& in, const group
                                               const saved* items) {
   if (!capturing() && eager_.size() >= rooms_of_page) {  // a large step, or none was ever ended
     collect();
-    due_ = due_ || ++collected_ >= most_collected;
     expect_asked("commit");
   }
   auto& dev = of_.device();
@@ -202,7 +204,7 @@ TIDEPOOL_INLINE void row_counts::claim(claims& into, std::size_t first, const ch
   const std::uint64_t planned = item.store->part.what.rows;
   const auto count = declared_.at(item.store);
   for (auto i = first; i < into.size(); ++i) {
-    if (into[i].count != count.at()) continue;
+    if (into[i].count != count.at() || into[i].width != count.width()) continue;
     into[i].planned = std::min(into[i].planned, planned);
     return;
   }
@@ -244,7 +246,7 @@ TIDEPOOL_INLINE std::optional<row_overflow> row_counts::read() {
   }
   collect();
   due_ = false;
-  collected_ = 0;
+  unasked_ = 0;
   return std::exchange(untold_, std::nullopt);
 }
 
@@ -257,7 +259,12 @@ TIDEPOOL_INLINE void row_counts::collect() {
     dev.synchronize(of_.memory().offload_lane(kind));
   }
   look(eager_);
-  for (const auto& each : launched_) look(each->claims);
+  unasked_ += eager_.size();
+  for (const auto& each : launched_) {
+    look(each->claims);
+    unasked_ += each->claims.size();
+  }
+  due_ = due_ || unasked_ >= most_unasked;
   release(eager_);
   eager_.clear();
   launched_.clear();

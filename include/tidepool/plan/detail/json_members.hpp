@@ -51,6 +51,7 @@ void each_member(either<storage_profile> auto& of, const auto& see) {
   see("group", of.group, presence::unless_none);
   see("place", of.place, presence::unless_empty);
   see("bfloat16", of.bfloat16, presence::unless_empty);
+  see("moves", of.moves, presence::unless_empty);
 }
 void each_member(either<packing_profile> auto& of, const auto& see) {
   see("link", of.link);

@@ -20,8 +20,10 @@ struct flat_group {
   int layer = -1;
   module_id module{};
   std::size_t bytes = 0;
+  std::size_t moves = 0;   // bytes that its copies move; fewer than `bytes` where rows are counted
+  std::size_t counts = 0;  // storages whose counts are copied
   double recompute_us = 0;
-  double pack_us = 0;         // time of the compute stream to pack its storages
+  double pack_us = 0;  // time of the compute stream to pack its storages, and to copy their counts
   std::size_t outliving = 0;  // bytes of storages that handles hold beyond its commit
   bool comes_back = false;    // false: it is forgotten, and its storages are released while away
   bool held = false;          // by other groups, or beyond its commit: it cannot be recomputed
@@ -42,15 +44,21 @@ struct flat_event {
 
 struct flat_storage {
   std::size_t bytes = 0;
+  std::size_t moves = 0;
   std::uint32_t group = none;
   bool outlives = false;  // a handle holds it beyond its group's commit, until it is dropped
 };
 
-// Microseconds to pack a storage, if it is packed.
+// Bytes that each copy of a storage moves.
+[[nodiscard]] inline std::size_t moved(const storage_profile& each) {
+  return each.moves > 0 ? each.moves : each.bytes;
+}
+
+// Microseconds to pack a storage, if it is packed, or to copy its count.
 [[nodiscard]] inline double pack_us(const profile& of, const storage_profile& each) {
-  if (!of.packing || of.packing->pack_rate <= 0) return 0;
-  const bool packs = each.bfloat16 && each.bytes >= of.packing->from;
-  return packs ? static_cast<double>(each.bytes) / of.packing->pack_rate / 1e3 : 0;
+  if (!of.packing || of.packing->pack_rate <= 0) return each.moves > 0 ? of.link.latency_us : 0;
+  const bool packs = each.bfloat16 && moved(each) >= of.packing->from;
+  return packs ? static_cast<double>(moved(each)) / of.packing->pack_rate / 1e3 : 0;
 }
 
 struct layout {
@@ -70,7 +78,7 @@ struct layout {
     for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
       first.push_back(static_cast<std::uint32_t>(groups.size()));
       for (const auto& each : step.chunks[c].groups) {
-        groups.push_back({c, each.layer, each.module, 0, each.recompute_us});
+        groups.push_back({c, each.layer, each.module, 0, 0, 0, each.recompute_us});
       }
     }
     members.resize(groups.size());
@@ -78,10 +86,12 @@ struct layout {
       const auto group = each.group == none ? none : first[each.chunk] + each.group;
       if (group != none) {
         groups[group].bytes += aligned(each.bytes);
+        groups[group].moves += aligned(moved(each));
+        groups[group].counts += each.moves > 0 ? 1 : 0;
         groups[group].pack_us += pack_us(step, each);
         members[group].push_back(static_cast<std::uint32_t>(storages.size()));
       }
-      storages.push_back({aligned(each.bytes), group});
+      storages.push_back({aligned(each.bytes), aligned(moved(each)), group});
     }
     for (const auto& each : step.shared) {
       const auto group = first[each.chunk] + each.group;
@@ -174,9 +184,19 @@ struct layout {
   }
 };
 
-// Microseconds in which the compute stream packs what leaves.
+// The most bytes of memory that a link can serve, where copies move some of the rows alone.
+[[nodiscard]] inline link_rates in_memory(const layout& map, link_rates rates) {
+  double most = 1;
+  for (const auto& each : map.groups) {
+    if (each.moves == each.bytes) continue;
+    most = std::max(most, static_cast<double>(each.bytes) / static_cast<double>(each.moves));
+  }
+  for (auto* rate : {&rates.out, &rates.in, &rates.both}) *rate *= most;
+  return rates;
+}
+
+// Microseconds in which the compute stream packs what leaves, and copies its counts.
 [[nodiscard]] inline double pack_us(const profile& step, const actions& what) {
-  if (!step.packing) return 0;
   const layout map(step);
   const auto all = map.fold(what);
   double us = 0;

@@ -36,12 +36,12 @@ class links {
   [[nodiscard]] double begins(direction which, double ready) const {
     return std::max(ready, lanes_[which].end);
   }
-  // Queues a copy of `bytes` that may start at `ready`, and returns the time at which it ends.
-  double copy(direction which, std::size_t bytes, double ready) {
+  // Queues copies of `bytes` in all that may start at `ready`, and returns when the last one ends.
+  double copy(direction which, std::size_t bytes, double ready, std::size_t copies = 1) {
     auto& lane = lanes_[which];
     const auto& other = lanes_[1 - which];
     const auto begin = begins(which, ready);
-    auto now = begin + latency_;
+    auto now = begin + static_cast<double>(copies) * latency_;
     auto left = static_cast<double>(bytes) / 1e3;  // kB; divided by GB/s they give microseconds
     const auto alone = rate_[which];
     const auto shared = std::max(both_ - rate_[1 - which], both_ / 1e6);

@@ -132,6 +132,8 @@ class profile_check : subject {
       const phrase place{"/storages/{}", i};
       const auto& each = step_.storages[i];
       add(total, each.bytes, {"/storages/{}/bytes", i});
+      require(each.moves <= each.bytes, {"/storages/{}/moves", i},
+              {"{} bytes move of {}", each.moves, each.bytes}, "a copy moves at most all bytes");
       require((each.chunk == none) == (each.group == none), place,
               "chunk and group must both be there, or neither",
               "leave both out where no group saves it");

@@ -18,6 +18,7 @@
 #include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
+#include "tidepool/rows.hpp"
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
@@ -211,9 +212,14 @@ class rehearsal {
     const auto stream = stream_.ref();
     switch (each.kind) {
       case event_kind::allocate: {
-        const auto bytes = std::max<std::size_t>(step_->storages[each.index].bytes, 1);
-        auto& first = held_[each.index] = tidepool::detail::buffer_of<virtual_device>(
-            engine_->allocate(bytes, bytes, lane()), step_->storages[each.index].bfloat16);
+        const auto& about = step_->storages[each.index];
+        const auto bytes = std::max<std::size_t>(about.bytes, 1);
+        const auto memory = engine_->allocate(bytes, bytes, lane());
+        // The device moves no bytes, so that any address does for the count. Each storage has one
+        // of its own, as the tensors of experts do.
+        if (about.moves > 0) count_rows(*engine_, *memory.store, {&about.chunk, 1, about.moves});
+        auto& first = held_[each.index] =
+            tidepool::detail::buffer_of<virtual_device>(memory, about.bfloat16);
         each_handle_of(each.index, [&](std::size_t handle) {
           if (handle != each.index) held_[handle] = first.share();
           returned_[handle] = false;

@@ -101,9 +101,10 @@ class timeline_cutter {
     // `links` may exceed the combined rate by a millionth, so all rates are raised as much; the
     // bound stays below it.
     constexpr double bytes_per_us = 1e3 * (1 + 1e-6);
-    result_.out = rates.out * bytes_per_us;
-    result_.in = rates.in * bytes_per_us;
-    result_.both = std::max({rates.both, rates.out, rates.in}) * bytes_per_us;
+    const auto scaled = in_memory(map, rates);
+    result_.out = scaled.out * bytes_per_us;
+    result_.in = scaled.in * bytes_per_us;
+    result_.both = std::max({scaled.both, scaled.out, scaled.in}) * bytes_per_us;
     sizes_.resize(map.groups.size());
     for (const auto& each : map.storages) {
       if (each.group != none && each.bytes > 0) sizes_[each.group].push_back(each.bytes);
