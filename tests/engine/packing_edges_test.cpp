@@ -36,13 +36,12 @@ constexpr std::size_t bytes = 2 * numbers;
 }  // namespace
 
 TEST_CASE("packing: the last piece of a tensor fits the memory through which it comes back") {
-  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  constexpr std::size_t piece = tidepool::test::small_piece;
   for (const std::size_t less : {0U, 2U, 286U, 288U, 1024U}) {
     CAPTURE(less);
     const std::size_t large = 2 * piece - less;
     auto model = small_machine();
-    model.device_bytes = 7 * piece;
-    model.host_bytes = 6 * piece;
+    model.pack_piece = piece;
     desk on(model);
     // Room for the tensor, its packed form, and a little more.
     auto opts = packing(arena_options(6 * piece));
@@ -57,7 +56,7 @@ TEST_CASE("packing: the last piece of a tensor fits the memory through which it 
     pass.end_forward();
     // Small tensors fill the arena; then there is room for the tensor, and for one packed piece or
     // two.
-    constexpr std::size_t small = std::size_t{1} << 20;
+    constexpr std::size_t small = piece / 16;
     std::vector<rig::buffer> all;
     const auto fill = [&] {
       try {
@@ -354,4 +353,48 @@ TEST_CASE("packing: a chunk that outlives its offloader unpacks, also what anoth
     CHECK(on.wrong_numbers() == 0);
     CHECK(on.dev.device_held + on.dev.host_held == 0);
   }
+}
+
+TEST_CASE(
+    "packing: a reload does without a second block where the pool would have to grow for it") {
+  using tidepool::test::small_piece;
+  auto model = small_machine();
+  model.pack_piece = small_piece;
+  desk on(model);
+  constexpr std::size_t large = 2 * small_piece;
+  constexpr std::size_t half = pack_form::packed_bytes(small_piece);
+  constexpr std::size_t last = 5 * small_piece / 2;  // no larger as a pool rounds it
+  auto opts = packing(small_options());
+  opts.offload_modules = {"core_attn", "expert_fc1"};
+  opts.device_step = 256;
+  opts.reload_ahead = 0;
+  // Room for the tensor, its packed form, a small tensor, and a last one.
+  opts.device_budget = large + 2 * half + 256 + last;
+  offloader off(on.dev, opts);
+  off.on_report({});
+  // A graph knows the pool's addresses, so that no region goes back.
+  off.begin().finish();
+  off.end_step();
+  const auto graph = off.capture(on.stream(), [] {});
+  auto pass = off.begin();
+  auto small = off.allocate(256, on.stream());
+  on.write(small, 2);
+  auto x = off.allocate<tidepool::test::bf16_number>(large / 2, on.stream());
+  on.write_numbers(x, bf16_kind::one_far, 1);
+  pass.commit<"core_attn">(0, on.stream(), x);
+  pass.commit<"expert_fc1">(0, on.stream(), small);
+  // Behind this reload the packed form has left, and half of its room is taken.
+  pass.restore<"expert_fc1">(0, on.stream(), small);
+  auto held = off.allocate(half, on.stream());
+  pass.restore<"core_attn">(0, on.stream(), x);
+  on.check_numbers(x, bf16_kind::one_far, 1);
+  on.check(small, 2);
+  CHECK(on.dev.bytes[static_cast<std::size_t>(tidepool::copy_direction::host_to_device)] ==
+        2 * half + 256);  // no kernel reads host memory instead
+  rig::buffer more;
+  CHECK_NOTHROW(more = off.allocate(last, on.stream()));
+  CHECK(on.wrong() == 0);
+  CHECK(on.wrong_numbers() == 0);
+  for (auto* each : {&x, &small, &held, &more}) each->reset(on.stream());
+  pass.finish();
 }

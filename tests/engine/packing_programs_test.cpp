@@ -10,6 +10,7 @@
 
 #include "codec/bf16_tensors.hpp"
 #include "faulty_device.hpp"
+#include "packing_desk.hpp"
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/device/checked.hpp"
@@ -24,6 +25,7 @@ using tidepool::test::bf16_kind;
 using tidepool::test::bf16_kinds;
 using tidepool::test::bf16_tensor;
 using tidepool::test::small_options;
+using tidepool::test::small_piece;
 
 std::vector<std::byte> contents(std::size_t bytes, std::uint64_t tag) {
   std::mt19937 from(static_cast<std::uint32_t>(tag));
@@ -119,8 +121,9 @@ struct program {
       const auto layers = 2 + draw(3);
       for (std::size_t l = 0; l < layers; ++l) {
         auto& t = *m.layers.emplace_back(std::make_unique<tensor>());
-        const std::size_t sizes[] = {2000, 2048, 5000, 10'000, 10'001, 20'480, 33'333};
-        t.bytes = sizes[draw(7)];
+        // Of the large ones, two or three pieces come back through the memory of two.
+        const std::size_t sizes[] = {2000, 2048, 5000, 10'000, 10'001, 20'480, 33'333, 50'000};
+        t.bytes = sizes[draw(8)];
         t.on = draw(2);
         t.tag = ++tags;
         const auto layer = static_cast<int>(l);
@@ -230,8 +233,10 @@ tidepool::options options_of(std::mt19937_64& rng) {
 machine machine_of(std::uint64_t seed) {
   machine model;
   model.packs_from = 2048;
+  model.pack_piece = small_piece;
   model.order_seed = seed % 5 == 0 ? 0 : seed;
   if (seed % 5 == 0) model.reload_rate = model.offload_rate = seed % 2 ? 0.5 : 5;
+  if (seed % 5 == 0) model.unpack_rate = seed % 3 ? 0.3 : 20;
   return model;
 }
 

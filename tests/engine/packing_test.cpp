@@ -166,7 +166,7 @@ TEST_CASE("packing: a reload ahead of its use waits for the memory of the packed
 }
 
 TEST_CASE("packing: the link brings the next piece while a kernel unpacks the one before") {
-  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  constexpr std::size_t piece = std::size_t{16} << 20;
   // The time in which all tensors come back, of `tensors` groups of a tensor each.
   const auto time_of = [](std::size_t tensors, std::size_t tensor_bytes, double reload_rate,
                           double unpack_rate) {
@@ -212,7 +212,7 @@ TEST_CASE("packing: the link brings the next piece while a kernel unpacks the on
 }
 
 TEST_CASE("packing: a large tensor comes back through the memory of one piece") {
-  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  constexpr std::size_t piece = std::size_t{16} << 20;
   constexpr std::size_t large = 2 * piece + 70'006;
   for (const bool from_host : {false, true}) {
     CAPTURE(from_host);

@@ -19,7 +19,8 @@ class faulty_desk {
   using device_type = faulty_device<virtual_device>;
   using stream_ref = device_type::stream_ref;
 
-  explicit faulty_desk(machine model = {}) : dev((model.packs_from = 1, model)) {}
+  explicit faulty_desk(machine model = {})
+      : dev((model.packs_from = 1, model.pack_piece = std::size_t{16} << 10, model)) {}
 
   device_type dev;
 

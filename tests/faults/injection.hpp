@@ -27,7 +27,7 @@ namespace tidepool::test {
   tight.device_budget = 9 * 1024;
   tight.device_step = 1024;
   tight.host_step = 1024;
-  auto packed = arena_options(12 * 1024);
+  auto packed = arena_options(96 * 1024);
   packed.pack = {"fc1"};
   packed.host_step = 1024;
   auto packed_pool = small_options();
@@ -60,9 +60,10 @@ namespace tidepool::test {
       {.name = "manual views", .opts = small_options(), .views = true, .manual = true},
       {.name = "traced", .opts = arena_options(8 * 1024), .traced = true},
       {.name = "traced pool", .opts = small_options(), .shares = true, .traced = true},
-      {.name = "packed", .opts = packed, .bytes = 2200, .two_streams = true},
+      // Two pieces and a tail, which come back through the memory of two pieces.
+      {.name = "packed", .opts = packed, .bytes = 33'000, .two_streams = true},
       {.name = "packed in a pool", .opts = packed_pool, .bytes = 3072, .shares = true},
-      {.name = "graph of packed tensors", .opts = packed_pool, .bytes = 2200, .replays = 2},
+      {.name = "graph of packed tensors", .opts = packed_pool, .bytes = 40'000, .replays = 2},
       {.name = "graph", .opts = arena_options(8 * 1024), .replays = 2},
       {.name = "graph of shares", .opts = small_options(), .shares = true, .replays = 2},
       {.name = "graph on two streams",

@@ -62,4 +62,7 @@ class packing_desk : public rig {
   return model;
 }
 
+// Tensor bytes of the smallest piece.
+inline constexpr std::size_t small_piece = std::size_t{16} << 10;
+
 }  // namespace tidepool::test

@@ -84,6 +84,12 @@ class block_source {
   /// Takes a block of `bytes` (more than 0) that `waiter` will touch first. `ready` comes in empty.
   /// Returns false, and writes nothing, when there is none.
   [[nodiscard]] virtual bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) = 0;
+  /// Like `take`, for a block that is of use but not needed: a source with a budget does not grow
+  /// for it.
+  [[nodiscard]] virtual bool take_spare(std::size_t bytes, lane_id waiter, block& into,
+                                        fence& ready) {
+    return take(bytes, waiter, into, ready);
+  }
   /// Like `take`, but returns the block and its fence.
   [[nodiscard]] grant acquire(std::size_t bytes, lane_id waiter) {
     grant result;

@@ -43,6 +43,7 @@ class hardware_of final : public hardware {
                   .moves_bytes = moves_bytes(dev),
                   .host_works = host_executing_device<Device>,
                   .packs_from = packs_from(dev),
+                  .pack_piece = pack_piece(dev),
                   .pack_rate = pack_rate(dev),
                   .unpack_rate = unpack_rate(dev)},
                  &type_of_device<Device>),
@@ -346,6 +347,11 @@ class hardware_of final : public hardware {
   [[nodiscard]] static bool moves_bytes(const Device& dev) {
     if constexpr (requires { dev.moves_bytes(); }) return dev.moves_bytes();
     return true;
+  }
+  // A large tensor needs device memory for two such pieces alone on its way back.
+  [[nodiscard]] static std::size_t pack_piece(const Device& dev) {
+    if constexpr (requires { dev.pack_piece(); }) return dev.pack_piece();
+    return std::size_t{16} << 20;
   }
   [[nodiscard]] static double pack_rate(const Device& dev) {
     if constexpr (requires { dev.pack_rate(); }) return dev.pack_rate();

@@ -141,8 +141,9 @@ class virtual_device {
 
   /// The machine's `packs_from`.
   [[nodiscard]] std::size_t packs_from() const { return model_.packs_from; }
-  [[nodiscard]] double pack_rate() const { return model_.pack_rate; }      ///< The machine's.
-  [[nodiscard]] double unpack_rate() const { return model_.unpack_rate; }  ///< The machine's.
+  [[nodiscard]] std::size_t pack_piece() const { return model_.pack_piece; }  ///< The machine's.
+  [[nodiscard]] double pack_rate() const { return model_.pack_rate; }         ///< The machine's.
+  [[nodiscard]] double unpack_rate() const { return model_.unpack_rate; }     ///< The machine's.
   /// Queues the packing of a tensor, at the machine's `pack_rate`.
   void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
             stream_ref on);

@@ -31,7 +31,8 @@ TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
 TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
   staged_.queued = 0;
   std::size_t group = 0;
-  incoming_sizes back;
+  const auto piece = dev_->can().pack_piece;
+  incoming_sizes back{piece};
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
     auto& store = *items[i].store;
@@ -41,15 +42,12 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     back.add(store.moved());
     packing_.incoming = std::max(packing_.incoming, aligned(back.first) + aligned(back.second()));
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
-    make_room(staged_.outgoing, staged_.outgoing.size() + 1);
-    grant into;
-    store.is.packed = take_staging(there.link, which.lane, into);
+    store.is.packed = take_staging(there.link, which.lane);
     if (!store.is.packed) continue;
-    staged_.outgoing.push_back(into);
-    enter_staging(into, which.lane);
-    auto* const packed = static_cast<std::byte*>(into.memory.data);
+    enter_staging(staged_.blocks.back(), which.lane);
+    auto* const packed = static_cast<std::byte*>(staged_.blocks.back().memory.data);
     const auto* const tensor = static_cast<const std::byte*>(store.here.memory.data);
-    for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
+    for_each_piece(store.moved(), piece, [&](std::size_t start, std::size_t bytes) {
       dev_->pack(packed + pack_form::packed_bytes(start),
                  there.spill + pack_form::spill_bytes(start), tensor + start, bytes, which.lane);
     });
@@ -73,7 +71,7 @@ TIDEPOOL_INLINE auto storages::look_at(const storage& store) noexcept -> seen_re
 }
 
 // Queues the copies of a packed tensor, and its unpacking behind them. If a block of the staging is
-// full, its copies and kernels are issued, and the other is filled behind the kernels that read it,
+// full, its copies and kernels are issued, and the next is filled behind the kernels that read it,
 // which would otherwise read the next pieces. Without staging, the kernels read the packed form on
 // the host.
 TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
@@ -81,17 +79,17 @@ TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
   const packed_block there(store);
   auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
   spared_ += store.moved() - there.link;
-  for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
+  for_each_piece(store.moved(), dev_->can().pack_piece, [&](std::size_t start, std::size_t bytes) {
     const auto link = pack_form::packed_bytes(bytes);
     const auto* packed = there.packed + pack_form::packed_bytes(start);
-    if (staged_.incoming[0]) {
-      if (staged_.filled + link > staged_.incoming[staged_.turn].memory.bytes) {
+    if (!staged_.blocks.empty()) {
+      const auto& into = staged_.blocks.front();
+      if (staged_.filled + link > into.memory.bytes) {
         issue(host.in, host.reload);
         static_cast<void>(unpack_behind(order_.record(host.reload)));
-        enter_staging(staged_.incoming[staged_.turn], host.reload);
+        enter_staging(into, host.reload);
       }
-      const auto& into = staged_.incoming[staged_.turn].memory;
-      auto* const room = static_cast<std::byte*>(into.data) + staged_.filled;
+      auto* const room = static_cast<std::byte*>(into.memory.data) + staged_.filled;
       batch_.push_back({room, packed, link});
       staged_.filled += aligned(link);
       packed = room;
@@ -114,22 +112,28 @@ TIDEPOOL_INLINE ticket storages::unpack_behind(const ticket& come) {
   staged_.arriving.clear();
   const auto done = order_.record(on);
   heard_->end_span(on, mark, {trace::span_kind::compute, "unpack"});
-  staged_.incoming[staged_.turn].ready = done;
-  if (staged_.incoming[1]) staged_.turn ^= 1U;
   staged_.filled = 0;
+  if (!staged_.blocks.empty()) {
+    staged_.blocks.front().ready = done;
+    std::swap(staged_.blocks.front(), staged_.blocks.back());
+  }
   return done;
 }
 
-TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, grant& into) {
-  const bool by_owners = borrowed_.held() > 0 || gives_back_;
-  if (by_owners) {
-    const auto live = live_ + staged_.bytes();
+TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, bool spare) {
+  if (borrowed_.held() > 0 || gives_back_) {
+    auto live = live_;
+    for (const auto& each : staged_.blocks) live += each.memory.bytes;
     if (!budget_.fits(bytes, live)) return false;
     budget_.make_room(borrowed_, bytes, live);
   }
-  into = {};
-  if (!device_->take(bytes, by, into.memory, into.ready)) return false;
+  make_room(staged_.blocks, staged_.blocks.size() + 1);
+  grant into;
+  const bool taken = spare ? device_->take_spare(bytes, by, into.memory, into.ready)
+                           : device_->take(bytes, by, into.memory, into.ready);
+  if (!taken) return false;
   into.ready.add(order_.past(by));  // it goes back with this fence if `by` never writes it
+  staged_.blocks.push_back(into);
   return true;
 }
 
@@ -141,34 +145,30 @@ TIDEPOOL_INLINE void storages::enter_staging(const grant& into, lane_id by) {
   filling_.handed_out(into.memory, by);
 }
 
-TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
-  incoming_sizes sizes;
+TIDEPOOL_INLINE bool storages::expect_packed(std::span<const saved> items) {
+  if (packs_ == 0) return true;
+  incoming_sizes sizes{dev_->can().pack_piece};
   for (const auto& item : items) {
     if (item.copies_back && item.store->is.packed) sizes.add(item.store->moved());
   }
-  auto& [first, second] = staged_.incoming;
   const auto by = reload_lane(place_kind::host);
   if (sizes.first == 0) return true;
-  if (!take_staging(sizes.first, by, first)) return false;
-  if (sizes.second() > 0) static_cast<void>(take_staging(sizes.second(), by, second));
-  enter_staging(first, by);  // before the copies, whose time in a trace has no such wait
+  if (!take_staging(sizes.first, by)) return false;
+  if (sizes.second() > 0) static_cast<void>(take_staging(sizes.second(), by, true));
+  // Before the copies, whose time in a trace has no such wait.
+  enter_staging(staged_.blocks.front(), by);
   return true;
 }
 
 // Each block is free behind its own fence.
 TIDEPOOL_INLINE void storages::release_staging(lane_id on) noexcept {
-  const auto release = [&](const grant& each) {
+  for (const auto& each : staged_.blocks) {
     filling_.gave_back(each.memory, on);
     device_->release(each.memory, each.ready);
-  };
-  for (const auto& each : staged_.outgoing) release(each);
-  for (const auto& each : staged_.incoming) {
-    if (each) release(each);
   }
-  staged_.outgoing.clear();
+  staged_.blocks.clear();
   staged_.arriving.clear();
-  staged_.incoming = {};
-  staged_.turn = staged_.filled = 0;
+  staged_.filled = 0;
 }
 
 }  // namespace tidepool::detail

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -33,42 +32,31 @@ struct packed_block {
   std::size_t link;
 };
 
-// A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
-// device memory for only two pieces on its way back.
-inline constexpr std::size_t packed_piece = std::size_t{16} << 20;
-static_assert(packed_piece % (pack_form::alignment * pack_form::tensor_record) == 0,
-              "pieces of the spill are aligned");
-
-// Calls `each(start, bytes)` for the pieces of a tensor.
+// Calls `each(start, bytes)` for the pieces of a tensor, which is packed, and comes back, in pieces
+// of whole records.
 template <class Each>
-void for_each_piece(std::size_t tensor_bytes, const Each& each) {
-  for (std::size_t start = 0; start < tensor_bytes; start += packed_piece) {
-    each(start, std::min(packed_piece, tensor_bytes - start));
+void for_each_piece(std::size_t tensor_bytes, std::size_t piece, const Each& each) {
+  for (std::size_t start = 0; start < tensor_bytes; start += piece) {
+    each(start, std::min(piece, tensor_bytes - start));
   }
-}
-
-// Bytes of the largest packed piece of a tensor. It may be the last, because bytes behind the last
-// record travel as they are.
-[[nodiscard]] inline std::size_t largest_packed_piece(std::size_t tensor_bytes) {
-  std::size_t largest = 0;
-  for_each_piece(tensor_bytes, [&](std::size_t, std::size_t bytes) {
-    largest = std::max(largest, pack_form::packed_bytes(bytes));
-  });
-  return largest;
 }
 
 // Device memory through which the packed tensors of a group come back. The first block has room for
 // each piece, and the second for several, so that small tensors share a kernel's wait.
 struct incoming_sizes {
+  std::size_t piece;  // tensor bytes of a piece
   std::size_t first = 0;
   std::size_t all = 0;  // of the packed tensors
 
+  // The largest packed piece may be the last, because bytes behind the last record travel as they
+  // are.
   void add(std::size_t tensor_bytes) {
-    first = std::max(first, largest_packed_piece(tensor_bytes));
+    first = std::max({first, pack_form::packed_bytes(std::min(tensor_bytes, piece)),
+                      pack_form::packed_bytes(tensor_bytes % piece)});
     all += aligned(pack_form::packed_bytes(tensor_bytes));
   }
   [[nodiscard]] std::size_t second() const {
-    const auto rest = std::min(all - aligned(first), pack_form::packed_bytes(packed_piece));
+    const auto rest = std::min(all - aligned(first), pack_form::packed_bytes(piece));
     return rest == 0 ? 0 : std::max(first, rest);
   }
 };
@@ -109,26 +97,18 @@ struct arriving_piece {
 // Device memory that holds packed tensors until the link has taken or brought them. No call of the
 // engine leaves any of it taken.
 struct staged_tensors {
-  std::vector<grant> outgoing;  // of one group, in the order of its arguments
-  std::size_t queued = 0;       // of `outgoing`
-  // Filled in turn, so that the link fills one while a kernel unpacks the other. The second is null
-  // if one is enough, or all there is room for; both are if kernels read host memory.
-  std::array<grant, 2> incoming;
-  std::size_t turn = 0;                  // the one of `incoming` that is filled now
-  std::size_t filled = 0;                // bytes of it
+  // A commit has a block for each tensor, in the order of its arguments. A reload has two, so that
+  // the link fills the first while a kernel unpacks the second; then they change places. It has one
+  // if that is enough, or all there is room for, and none if kernels read host memory.
+  std::vector<grant> blocks;
+  std::size_t queued = 0;                // blocks of a commit whose copies are queued
+  std::size_t filled = 0;                // bytes of the first block of a reload
   std::vector<arriving_piece> arriving;  // pieces in it, or all that kernels read on the host
 
-  [[nodiscard]] bool any() const {
-    return !outgoing.empty() || incoming[0].memory.data || !arriving.empty();
-  }
-  [[nodiscard]] std::size_t bytes() const {
-    auto all = incoming[0].memory.bytes + incoming[1].memory.bytes;
-    for (const auto& each : outgoing) all += each.memory.bytes;
-    return all;
-  }
+  [[nodiscard]] bool any() const { return !blocks.empty() || !arriving.empty(); }
   [[nodiscard]] copy_item next_out(const storage& store) {
     const packed_block there(store);
-    return {there.packed, outgoing[queued++].memory.data, there.link};
+    return {there.packed, blocks[queued++].memory.data, there.link};
   }
 };
 

@@ -84,17 +84,18 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
 }
 
 // The bytes that a reload takes of the offloader's own memory. Each storage counts once. A reload
-// `ahead` of its use also needs room for the largest packed piece; a restore can do without.
-[[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items, bool ahead = false) {
-  std::size_t bytes = 0, link = 0;
+// ahead of its use also needs room for the largest packed `piece`; a restore can do without: 0.
+[[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items, std::size_t piece = 0) {
+  std::size_t bytes = 0;
+  incoming_sizes packed{piece};
   for (auto item = items.begin(); item != items.end(); ++item) {
     const auto* store = item->returning();
     if (store == nullptr || store->here.memory || store->source != nullptr) continue;
     const auto same = [store](const saved& each) { return each.returning() == store; };
     if (std::none_of(items.begin(), item, same)) bytes += store->bytes;
-    if (ahead && store->is.packed) link = std::max(link, largest_packed_piece(store->moved()));
+    if (piece > 0 && store->is.packed) packed.add(store->moved());
   }
-  return bytes + aligned(link);
+  return bytes + aligned(packed.first);
 }
 
 // Starts the copies of one group; returns false if there is no device memory for it now. Its
@@ -109,7 +110,7 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   // No memory is taken for only a part of a group, because memory that goes back to an allocator
   // costs a join.
   if (store_.gives_back()) {
-    const auto need = bytes_to_place(items, how == haste::ahead);
+    const auto need = bytes_to_place(items, how == haste::ahead ? dev_->can().pack_piece : 0);
     if (need > 0 && store_.passes_budget(need)) return false;
   }
   for (const auto& item : items) {

@@ -188,9 +188,7 @@ class storages : public copies {
   void pack(const group& which, const saved* items);
   // Takes the memory through which the packed tensors among `items` come back, one after the other.
   // Returns false if there is none.
-  [[nodiscard]] bool expect_packed(std::span<const saved> items) {
-    return packs_ == 0 || take_incoming(items);
-  }
+  [[nodiscard]] bool expect_packed(std::span<const saved> items);
   // Queues the copy of a tensor back to the device, and its unpacking if it is packed.
   void queue_back(const storage& store) { store.is.packed ? queue_packed(store) : queue_in(store); }
   void queue_packed(const storage& store);
@@ -204,7 +202,7 @@ class storages : public copies {
   }
   // Releases the staging of a commit, free behind `done`.
   void unstage(const ticket& done) noexcept {
-    for (auto& each : staged_.outgoing) each.ready = done;
+    for (auto& each : staged_.blocks) each.ready = done;
     if (staged_.any()) release_staging(done.lane);
   }
   // Releases the staging of a commit or reload that failed, once `by` has ended its work.
@@ -292,10 +290,10 @@ class storages : public copies {
   }
 
  private:
-  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, grant& into);
+  // `spare`: the block is of use, but not needed.
+  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, bool spare = false);
   [[nodiscard]] ticket unpack_behind(const ticket& come);
   void enter_staging(const grant& into, lane_id by);
-  [[nodiscard]] bool take_incoming(std::span<const saved> items);
   void release_staging(lane_id on) noexcept;
 
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {

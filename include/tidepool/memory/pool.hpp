@@ -64,6 +64,14 @@ class pool final : public block_source {
     if (order_->capturing() && book_.take_any(need, joined, 0, into, ready)) return true;
     return book_.take_any(need, joined, grow(need) ? never : 0, into, ready);
   }
+  /// A pool with a budget does not grow for such a block, whose region would leave less of the
+  /// budget in one piece.
+  [[nodiscard]] bool take_spare(std::size_t bytes, lane_id waiter, block& into,
+                                fence& ready) override {
+    if (limits_.budget == 0) return take(bytes, waiter, into, ready);
+    const auto joined = order_->joined_by(waiter);
+    return book_.take_any(rounded(bytes, limits_.round), joined, 0, into, ready);
+  }
   /// Releases a block, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
