@@ -305,7 +305,7 @@ TEST_CASE("misuse: finished with something not restored; the chunk stays open") 
   CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("core_attn of layer 0, microbatch 6"),
                        misuse_error);
   open.restore<"expert_fc1">(1, desk.stream(), y);
-  CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("1 groups"), misuse_error);
+  CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("1 group committed"), misuse_error);
   open.restore<"core_attn">(0, desk.stream(), x);
   desk.check(x, 1);
   desk.check(y, 2);

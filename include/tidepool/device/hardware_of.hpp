@@ -348,7 +348,7 @@ class hardware_of final : public hardware {
     if constexpr (requires { dev.moves_bytes(); }) return dev.moves_bytes();
     return true;
   }
-  // A large tensor needs device memory for two such pieces alone on its way back.
+  // On its way back a large tensor needs device memory for only two such pieces.
   [[nodiscard]] static std::size_t pack_piece(const Device& dev) {
     if constexpr (requires { dev.pack_piece(); }) return dev.pack_piece();
     return std::size_t{16} << 20;
