@@ -7,11 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define TIDEPOOL_DETAIL_EVERYWHERE __host__ __device__
-#else
-#define TIDEPOOL_DETAIL_EVERYWHERE
-#endif
+#include "tidepool/core/linkage.hpp"
 
 namespace tidepool::inline v0_3_0::codec {
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tidepool/core/linkage.hpp"
 #include "tidepool/version.hpp"
 
 namespace tidepool::inline v0_3_0::pack_form {
@@ -28,7 +29,8 @@ namespace tidepool::inline v0_3_0::pack_form {
 //   704  24          the pool's first 48 nibbles, low half first
 //   728  8           bases; the first is 255 in a record that keeps its numbers as they are
 // The nibbles after the 48th spill, as does the rest of a record that keeps its numbers: 288 bytes
-// a record, and one more at the end of the spill, for the byte that the mark 255 hides.
+// for each of 16 records, and then a byte for each, which the mark 255 hides. Parts of a tensor
+// that begin at every 16th record therefore have a spill of their own.
 
 inline constexpr std::size_t numbers_of_record = 512;  ///< numbers of a record
 inline constexpr std::size_t numbers_of_block = 64;    ///< numbers with one base
@@ -44,6 +46,9 @@ inline constexpr std::size_t bases_at = pool_at + pool_bytes;  ///< offset of th
 inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numbers_of_block;
 /// Bytes of a record's spill, without the byte that the mark hides.
 inline constexpr std::size_t spill_record = tensor_record - packed_record;
+
+/// Records whose spill lies together, with the bytes that the mark hides at the end.
+inline constexpr std::size_t records_of_spill = 16;
 
 /// Tensors that kernels pack, and their parts, start at a multiple of it, in bytes.
 inline constexpr std::size_t alignment = 16;
@@ -69,6 +74,20 @@ static_assert(std::endian::native == std::endian::little);
 /// them in place, and only where they are needed.
 [[nodiscard]] constexpr std::size_t spill_bytes(std::size_t tensor_bytes) {
   return records_of(tensor_bytes) * (spill_record + 1);
+}
+/// The place to which a record spills, in bytes from the start of a tensor's spill.
+struct spill_place {
+  std::size_t rest;    ///< of its nibbles, or of its numbers
+  std::size_t hidden;  ///< of the byte that the mark hides
+};
+/// Returns the place to which record `i` of a tensor spills.
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr spill_place spill_of(std::size_t i,
+                                                                        std::size_t records) {
+  const auto first = i - i % records_of_spill;
+  const auto left = records - first;
+  const auto together = left < records_of_spill ? left : records_of_spill;
+  const auto start = first * (spill_record + 1);
+  return {start + (i - first) * spill_record, start + together * spill_record + (i - first)};
 }
 /// The place of the spill in the host memory of a tensor, behind the packed form, in bytes.
 [[nodiscard]] constexpr std::size_t spill_at(std::size_t tensor_bytes) {
@@ -97,30 +116,50 @@ using numbers = std::array<std::uint16_t, numbers_of_record>;
 using record_codes = std::array<std::uint32_t, numbers_of_record / 8>;
 inline constexpr std::uint32_t of_each_nibble = 0x11111111;
 
+// Four bits for each of a lane's numbers: its code, or its nibble of the pool. The first word has
+// the first eight numbers: number 2 * i in nibble i, and number 2 * i + 1 in nibble 4 + i.
+struct lane_nibbles {
+  std::uint32_t words[2];
+};
+
+// The word of a lane's codes in a packed record, and their half word.
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t word_of(
+    const lane_nibbles& codes) {
+  return codes.words[0] | (codes.words[1] & of_each_nibble) << 3;
+}
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint16_t half_of(
+    const lane_nibbles& codes) {
+  const auto upper = codes.words[1] >> 1 & of_each_nibble * 3;
+  return static_cast<std::uint16_t>(upper | upper >> 14);
+}
+// The reverse.
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr lane_nibbles codes_of(std::uint32_t word,
+                                                                         std::uint32_t half) {
+  const auto upper = (half & 0x3333U) | (half & 0xccccU) << 14;
+  return {{word & of_each_nibble * 7, (word >> 3 & of_each_nibble) | upper << 1}};
+}
+
 [[nodiscard]] constexpr std::size_t number_at(std::size_t i) {
   return i - i % 8 + i % 4 * 2 + i % 8 / 4;
 }
 
 inline void write_codes(std::byte* packed, const record_codes& codes) {
   for (std::size_t lane = 0; lane < lanes; ++lane) {
-    const auto last = codes[lane * 2 + 1];
-    const auto word = codes[lane * 2] | (last & of_each_nibble) << 3;
-    const auto rest = last >> 1 & of_each_nibble * 3;
-    const auto upper = static_cast<std::uint16_t>(rest | rest >> 14);
+    const lane_nibbles of{{codes[lane * 2], codes[lane * 2 + 1]}};
+    const auto word = word_of(of);
+    const auto half = half_of(of);
     std::memcpy(packed + codes_at + lane * sizeof word, &word, sizeof word);
-    std::memcpy(packed + upper_at + lane * sizeof upper, &upper, sizeof upper);
+    std::memcpy(packed + upper_at + lane * sizeof half, &half, sizeof half);
   }
 }
 
 inline void read_codes(record_codes& codes, const std::byte* packed) {
   for (std::size_t lane = 0; lane < lanes; ++lane) {
     std::uint32_t word = 0;
-    std::uint16_t upper = 0;
+    std::uint16_t half = 0;
     std::memcpy(&word, packed + codes_at + lane * sizeof word, sizeof word);
-    std::memcpy(&upper, packed + upper_at + lane * sizeof upper, sizeof upper);
-    const auto rest = (upper & 0x3333U) | (upper & 0xccccU) << 14;
-    codes[lane * 2] = word & of_each_nibble * 7;
-    codes[lane * 2 + 1] = (word >> 3 & of_each_nibble) | rest << 1;
+    std::memcpy(&half, packed + upper_at + lane * sizeof half, sizeof half);
+    std::memcpy(&codes[lane * 2], codes_of(word, half).words, sizeof(lane_nibbles));
   }
 }
 
@@ -212,9 +251,9 @@ inline void unpack_record(std::byte* tensor, const std::byte* packed, const std:
 /// `spill_bytes(bytes)` into `spill`. Any bits are allowed. The parts must not overlap.
 inline void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes) {
   const auto records = records_of(bytes);
-  auto* const hidden = spill + records * spill_record;
   for (std::size_t i = 0; i < records; ++i) {
-    detail::pack_record(packed + i * packed_record, spill + i * spill_record, hidden[i],
+    const auto at = spill_of(i, records);
+    detail::pack_record(packed + i * packed_record, spill + at.rest, spill[at.hidden],
                         tensor + i * tensor_record);
   }
   const auto tail = bytes % tensor_record;
@@ -227,10 +266,10 @@ inline void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, s
 inline void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill,
                    std::size_t bytes) {
   const auto records = records_of(bytes);
-  const auto* const hidden = spill + records * spill_record;
   for (std::size_t i = 0; i < records; ++i) {
-    detail::unpack_record(tensor + i * tensor_record, packed + i * packed_record,
-                          spill + i * spill_record, hidden[i]);
+    const auto at = spill_of(i, records);
+    detail::unpack_record(tensor + i * tensor_record, packed + i * packed_record, spill + at.rest,
+                          spill[at.hidden]);
   }
   const auto tail = bytes % tensor_record;
   if (tail > 0) {

@@ -75,18 +75,6 @@ __device__ inline std::uint32_t without_exponents(std::uint32_t rests, std::uint
   return two + (two & 0x00800080U) * 255;  // moves the signs 8 bits up
 }
 
-// Four bits for each of a lane's numbers: its code, or its nibble of the pool. The first word has
-// the first eight numbers: number 2 * i in nibble i, and number 2 * i + 1 in nibble 4 + i.
-struct lane_nibbles {
-  std::uint32_t words[2];
-};
-
-// Reads the codes of a lane out of its word and its half word in the record.
-__device__ inline lane_nibbles codes_of(std::uint32_t word, std::uint32_t half) {
-  const auto upper = (half & 0x3333U) | (half & 0xccccU) << 14;
-  return {{word & of_each_nibble * 7, (word >> 3 & of_each_nibble) | upper << 1}};
-}
-
 // Nibbles of codes that have a nibble in the pool: their lowest bits are set, and no others.
 __device__ inline lane_nibbles escapes_of(const lane_nibbles& codes) {
   const auto of = [](std::uint32_t c) { return c & c >> 1 & c >> 2 & of_each_nibble; };
@@ -190,11 +178,8 @@ __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, st
   const auto& w = all.words;
   reinterpret_cast<uint4*>(packed)[lane] = {rests_of(w[0], w[1]), rests_of(w[2], w[3]),
                                             rests_of(w[4], w[5]), rests_of(w[6], w[7])};
-  reinterpret_cast<std::uint32_t*>(packed + codes_at)[lane] =
-      codes.words[0] | (codes.words[1] & of_each_nibble) << 3;
-  const auto upper = codes.words[1] >> 1 & of_each_nibble * 3;
-  reinterpret_cast<std::uint16_t*>(packed + upper_at)[lane] =
-      static_cast<std::uint16_t>(upper | upper >> 14);
+  reinterpret_cast<std::uint32_t*>(packed + codes_at)[lane] = word_of(codes);
+  reinterpret_cast<std::uint16_t*>(packed + upper_at)[lane] = half_of(codes);
   if (lane % block_lanes == 0) {
     packed[bases_at + lane / block_lanes] = static_cast<std::uint8_t>(base);
   }
@@ -295,15 +280,16 @@ __global__ void __launch_bounds__(threads) pack_kernel(packed_tensor what) {
   const auto lane = threadIdx.x % warp;
   auto* const own = nibbles[threadIdx.x / warp];
   const auto records = what.records;
-  auto* const hidden = what.spill + records * spill_record;
   if (const auto i = blockIdx.x * std::size_t{warps} + threadIdx.x / warp; i < records) {
     auto* const packed = what.packed + i * packed_record;
-    auto* const spill = what.spill + i * spill_record;
+    const auto at = spill_of(i, records);
+    auto* const spill = what.spill + at.rest;
+    auto* const hidden = what.spill + at.hidden;
     auto* const tensor = what.tensor + i * tensor_record;
     if constexpr (Pack) {
-      pack_record(packed, spill, hidden + i, tensor, lane, own);
+      pack_record(packed, spill, hidden, tensor, lane, own);
     } else {
-      unpack_record(tensor, packed, spill, hidden + i, lane, own);
+      unpack_record(tensor, packed, spill, hidden, lane, own);
     }
   }
   auto* const packed = what.packed + records * packed_record;

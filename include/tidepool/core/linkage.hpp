@@ -16,6 +16,12 @@
 #define TIDEPOOL_DEFINITIONS 1
 #endif
 
+#if defined(__CUDACC__)
+#define TIDEPOOL_DETAIL_EVERYWHERE __host__ __device__
+#else
+#define TIDEPOOL_DETAIL_EVERYWHERE
+#endif
+
 // `TIDEPOOL_INLINE` stands before a function that is no template.
 #if defined(TIDEPOOL_COMPILED)
 #define TIDEPOOL_INLINE

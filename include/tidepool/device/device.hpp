@@ -124,8 +124,8 @@ concept filling_device = device<Device> &&
 /// Both calls are queued on the stream and never block the host. `packed` lies in device memory, or
 /// in host memory where device memory is short; `spill` lies in host memory that kernels reach.
 /// Tensors of fewer bytes than `packs_from` are not packed; 0: the device does not pack. It may
-/// have `pack_piece()`: the most bytes of a call of either, a multiple of 16 KiB, else 16 MiB; and
-/// `pack_rate()` and `unpack_rate()`: the tensor bytes that `pack` reads and `unpack` writes,
+/// have `pack_piece()`: the most bytes of a call of `unpack`, a multiple of 16 KiB, else 16 MiB;
+/// and `pack_rate()` and `unpack_rate()`: the tensor bytes that `pack` reads and `unpack` writes,
 /// in GB/s, for plans.
 template <class Device>
 concept packing_device = device<Device> &&

@@ -38,7 +38,7 @@ struct abilities {
   bool moves_bytes = true;          // false: host memory may not be touched
   bool host_works = false;          // may do a stream's work on the host, and needs its bytes
   std::size_t packs_from = 0;       // the least bytes of a tensor for `pack`; 0: it cannot pack
-  std::size_t pack_piece = 0;       // the most tensor bytes of a call of `pack` or `unpack`
+  std::size_t pack_piece = 0;       // the most tensor bytes of a call of `unpack`
   double pack_rate = 0;             // tensor bytes that `pack` reads, in GB/s; 0: unknown
   double unpack_rate = 0;           // tensor bytes that `unpack` writes, in GB/s; 0: unknown
 };

@@ -32,7 +32,7 @@ struct machine {
   double pack_rate = 1300;    ///< tensor bytes that a stream packs; see packing in device.hpp
   double unpack_rate = 1600;  ///< tensor bytes that a stream unpacks
   std::size_t packs_from = std::size_t{64} << 10;  ///< least bytes that are packed; 0: none are
-  /// Tensor bytes that one kernel packs or unpacks, at most; a multiple of 16 KiB.
+  /// Tensor bytes that one kernel unpacks, at most; a multiple of 16 KiB.
   std::size_t pack_piece = std::size_t{16} << 20;
 };
 

@@ -47,10 +47,7 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     enter_staging(staged_.blocks.back(), which.lane);
     auto* const packed = static_cast<std::byte*>(staged_.blocks.back().memory.data);
     const auto* const tensor = static_cast<const std::byte*>(store.here.memory.data);
-    for_each_piece(store.moved(), piece, [&](std::size_t start, std::size_t bytes) {
-      dev_->pack(packed + pack_form::packed_bytes(start),
-                 there.spill + pack_form::spill_bytes(start), tensor + start, bytes, which.lane);
-    });
+    dev_->pack(packed, there.spill, tensor, store.moved(), which.lane);
   }
 }
 

@@ -32,8 +32,8 @@ struct packed_block {
   std::size_t link;
 };
 
-// Calls `each(start, bytes)` for the pieces of a tensor, which is packed, and comes back, in pieces
-// of whole records.
+// Calls `each(start, bytes)` for the pieces in which a tensor comes back. Each begins where a part
+// of the spill begins.
 template <class Each>
 void for_each_piece(std::size_t tensor_bytes, std::size_t piece, const Each& each) {
   for (std::size_t start = 0; start < tensor_bytes; start += piece) {
