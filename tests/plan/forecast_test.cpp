@@ -850,6 +850,21 @@ TEST_CASE("forecast: the simulator agrees with the engine over an allocator's me
   both.judge(40);
 }
 
+// As in torch, where nothing says that a forward pass is over.
+TEST_CASE("forecast: the simulator agrees with the engine where the first restore ends a forward") {
+  std::mt19937_64 random(26);
+  agreement both;
+  for (int i = 0; i < 60; ++i) {
+    CAPTURE(i);
+    auto about = one_size(random, 1);
+    about.ends_forward = false;
+    auto step = tidepool::test::random_profile(random, about);
+    step.stream_ordered = i % 2 == 0;
+    both.compare(step, {}, 40 + random() % 60);
+  }
+  both.judge(40);
+}
+
 TEST_CASE("forecast: the simulator agrees with the engine on two links and a neighbour's budget") {
   std::mt19937_64 random(24);
   agreement both;

@@ -44,8 +44,9 @@ struct random_step {
   std::size_t depth = 1;
   bool mixed_sizes = true;
   bool recompute = false;
-  bool waits = false;      ///< for other ranks, before passes and at the end
-  bool outliving = false;  ///< every third tensor has a handle until the next commit
+  bool waits = false;        ///< for other ranks, before passes and at the end
+  bool outliving = false;    ///< every third tensor has a handle until the next commit
+  bool ends_forward = true;  ///< false: the first restore ends a forward pass, and no call
 };
 
 /// A 1F1B step of `chunks` microbatches with one tensor a group.
@@ -97,7 +98,7 @@ inline plan::profile random_profile(std::mt19937_64& random, const random_step& 
       write.call(commit, i, c);
       if (about.outliving && i % 3 == 1) write.call(drop, storage(c, i - 1));
     }
-    write.call(end_forward, 0, c);
+    if (about.ends_forward) write.call(end_forward, 0, c);
   };
   const auto run_backward = [&](std::uint32_t c) {
     step.passes.push_back({c, true});

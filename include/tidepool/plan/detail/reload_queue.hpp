@@ -32,7 +32,9 @@ class reload_queue {
 
   [[nodiscard]] place& where(std::uint32_t group) { return where_[group]; }
   void end_forward(std::uint32_t chunk) { forward_done_[chunk] = true; }
+  // As in the engine, the first restore ends the forward pass if no call has.
   void restored(std::uint32_t group) {
+    end_forward(map_->groups[group].chunk);
     ahead_.forget(slots_[group]);
     where_[group] = place::device;
   }
