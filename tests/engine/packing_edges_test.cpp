@@ -355,6 +355,17 @@ TEST_CASE("packing: a chunk that outlives its offloader unpacks, also what anoth
   }
 }
 
+TEST_CASE("packing: a device whose pieces would share spill is refused") {
+  for (const std::size_t piece : {std::size_t{0}, std::size_t{24} << 10}) {
+    auto model = small_machine();
+    model.pack_piece = piece;
+    desk on(model);
+    CHECK_THROWS_WITH_AS(offloader(on.dev, packing(small_options())),
+                         doctest::Contains("must return a multiple of 16384"),
+                         tidepool::option_error);
+  }
+}
+
 TEST_CASE(
     "packing: a reload does without a second block where the pool would have to grow for it") {
   using tidepool::test::small_piece;

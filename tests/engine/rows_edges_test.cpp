@@ -17,7 +17,6 @@ namespace {
 using tidepool::device_error;
 using tidepool::machine;
 using tidepool::modules;
-using tidepool::test::arena_options;
 using tidepool::test::counted_trainer;
 using tidepool::test::rig;
 using tidepool::test::small_options;
@@ -145,8 +144,7 @@ TEST_CASE("rows: a step may have more counts than a page, and is told of its fir
 TEST_CASE(
     "rows: a graph for each microbatch is launched twice, and the step is told of the first") {
   rig desk;
-  offloader off(desk.dev,
-                arena_options(3 * counted_trainer::capacity * counted_trainer::row_bytes));
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 8;
   work.choose([](int) { return 8; });

@@ -22,7 +22,6 @@ using tidepool::machine;
 using tidepool::misuse_error;
 using tidepool::row_overflow;
 using tidepool::unasked_overflow;
-using tidepool::test::arena_options;
 using tidepool::test::counted_trainer;
 using tidepool::test::rig;
 using tidepool::test::small_options;
@@ -31,8 +30,6 @@ using offloader = counted_trainer::offloader;
 
 constexpr auto capacity = counted_trainer::capacity;
 constexpr auto row_bytes = counted_trainer::row_bytes;
-
-tidepool::options roomy() { return arena_options(3 * capacity * row_bytes); }
 
 // What is told of a tensor of 16 rows, of which 4 move, behind a count that is `value`; eagerly,
 // and behind a launch.
@@ -43,7 +40,7 @@ struct told_of_count {
 template <class Count>
 told_of_count tell(Count value, std::uint64_t seed) {
   rig desk(machine{.order_seed = seed});
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   Count count = 0;
   const auto step = [&] {
     auto pass = off.begin();
@@ -119,7 +116,7 @@ TEST_CASE("rows: steps overflow in turn, repeats overflow, too, and no loss has 
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CAPTURE(seed);
     rig desk(machine{.order_seed = seed});
-    offloader off(desk.dev, roomy());
+    offloader off(desk.dev, counted_trainer::roomy());
     counted_trainer work{desk, off};
     work.planned = 4;
     work.step();
@@ -156,7 +153,7 @@ TEST_CASE("rows: steps overflow in turn, repeats overflow, too, and no loss has 
 
 TEST_CASE("rows: a graph that is gone before anybody asked has told all the same") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 4;
   work.step();
@@ -176,7 +173,7 @@ TEST_CASE("rows: a graph that is gone before anybody asked has told all the same
 
 TEST_CASE("rows: a step without an end, launched again and again, is asked after a while") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 4;
   work.step();
@@ -199,7 +196,7 @@ TEST_CASE("rows: a step without an end, launched again and again, is asked after
 TEST_CASE(
     "rows: who asks in the middle of a step is told of that part alone, and of the rest later") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 4;
   work.choose([](int layer) { return layer == 1 ? 7 : 4; });

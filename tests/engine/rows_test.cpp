@@ -44,13 +44,11 @@ constexpr auto layers = counted_trainer::layers;
 constexpr auto out = static_cast<std::size_t>(copy_direction::device_to_host);
 constexpr auto in = static_cast<std::size_t>(copy_direction::host_to_device);
 
-tidepool::options roomy() { return arena_options(3 * capacity * row_bytes); }
-
 }  // namespace
 
 TEST_CASE("rows: the planned rows alone move, into a block of the whole size") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 10;
   work.choose([](int) { return 10; });
@@ -69,7 +67,7 @@ TEST_CASE("rows: a graph is launched fifty times with other counts, in forty ord
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     CAPTURE(seed);
     rig desk(machine{.order_seed = seed});
-    offloader off(desk.dev, roomy());
+    offloader off(desk.dev, counted_trainer::roomy());
     counted_trainer work{desk, off};
     work.planned = capacity;
     work.step();
@@ -121,7 +119,7 @@ TEST_CASE("rows: an overflow that nobody asks for is an error of the next step")
   for (int next = 0; next < 4; ++next) {
     CAPTURE(next);
     rig desk;
-    offloader off(desk.dev, roomy());
+    offloader off(desk.dev, counted_trainer::roomy());
     counted_trainer work{desk, off};
     work.planned = 4;
     work.step();
@@ -158,7 +156,7 @@ TEST_CASE("rows: what is never asked is found at the next launch in every order"
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     CAPTURE(seed);
     rig desk(machine{.order_seed = seed});
-    offloader off(desk.dev, roomy());
+    offloader off(desk.dev, counted_trainer::roomy());
     counted_trainer work{desk, off};
     work.planned = 8;
     work.step();
@@ -177,7 +175,7 @@ TEST_CASE("rows: each join of the counts is needed") {
     int missed = 0;
     for (std::uint64_t seed = 1; seed <= 40; ++seed) {
       rig desk(machine{.order_seed = seed});
-      offloader off(desk.dev, roomy());
+      offloader off(desk.dev, counted_trainer::roomy());
       counted_trainer work{desk, off};
       work.planned = 8;
       work.step();
@@ -199,7 +197,7 @@ TEST_CASE("rows: the trainer may write its count again at once") {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     CAPTURE(seed);
     rig desk(machine{.order_seed = seed});
-    offloader off(desk.dev, roomy());
+    offloader off(desk.dev, counted_trainer::roomy());
     counted_trainer work{desk, off};
     work.one_count = true;  // all layers share the memory of one
     work.planned = 8;
@@ -238,7 +236,7 @@ TEST_CASE("rows: several microbatches in flight") {
 
 TEST_CASE("rows: the counters have the largest count, to plan for") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.choose([](int layer) { return 3 + layer; });
   work.step();
@@ -254,7 +252,7 @@ TEST_CASE("rows: each device call of a counted step fails once, and the step aft
       CAPTURE(nth);
       CAPTURE(copies);
       rig desk(machine{.order_seed = static_cast<std::uint64_t>(nth + 1)});
-      offloader off(desk.dev, roomy());
+      offloader off(desk.dev, counted_trainer::roomy());
       off.on_report({});
       counted_trainer work{desk, off};
       work.planned = 4;
@@ -288,7 +286,7 @@ TEST_CASE("rows: each device call of a counted step fails once, and the step aft
 
 TEST_CASE("rows: a commit that fails in a capture counts nothing") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.step();
   CHECK_FALSE(off.rows_overflowed());
@@ -315,7 +313,7 @@ TEST_CASE("rows: a neighbour's memory and a file take the planned rows, too") {
       CAPTURE(seed);
       rig desk(machine{.order_seed = seed});
       desk.dev.on_disk = std::make_shared<tidepool::test::disk>();
-      auto opts = roomy();
+      auto opts = counted_trainer::roomy();
       opts.places = {place};
       const std::size_t budget = std::size_t{8} << 20;
       if (place == tidepool::place_kind::file) {
@@ -516,7 +514,7 @@ TEST_CASE("rows: refusals") {
 
 TEST_CASE("rows: a capture asks nothing, and makes no room for the first count") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.counts = false;
   work.step();
@@ -550,7 +548,7 @@ TEST_CASE("rows: a capture asks nothing, and makes no room for the first count")
 
 TEST_CASE("rows: a pass that is given up may be told, and the next step is right") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.planned = 4;
   work.choose([](int) { return 9; });
@@ -565,7 +563,7 @@ TEST_CASE("rows: a pass that is given up may be told, and the next step is right
 
 TEST_CASE("rows: room for counts is used again, and graphs that are gone give theirs back") {
   rig desk;
-  offloader off(desk.dev, roomy());
+  offloader off(desk.dev, counted_trainer::roomy());
   counted_trainer work{desk, off};
   work.step();
   CHECK_FALSE(off.rows_overflowed());

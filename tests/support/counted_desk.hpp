@@ -21,6 +21,8 @@ class counted_trainer {
   static constexpr std::size_t capacity = 16;
   static constexpr std::size_t row_bytes = 64;
   static constexpr int layers = 4;
+  /// An arena with room for three tensors.
+  [[nodiscard]] static options roomy() { return arena_options(3 * capacity * row_bytes); }
 
   counted_trainer(rig& on, offloader& by) : desk_(&on), off_(&by) {}
   counted_trainer(const counted_trainer&) = delete;

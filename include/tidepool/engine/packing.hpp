@@ -130,6 +130,13 @@ struct staged_tensors {
         " that nvcc compiles, and call device.use(tidepool::cuda_packer()) before the"
         " offloader is made. Otherwise take --pack out");
   }
+  // Pieces share no spill, which lies together for several records.
+  constexpr auto unit = pack_form::records_of_spill * pack_form::tensor_record;
+  if (const auto piece = dev.can().pack_piece; piece == 0 || piece % unit != 0) {
+    throw option_error("tidepool: pack: this device (" + std::string(dev.name()) +
+                       ") unpacks pieces of " + std::to_string(piece) +
+                       " B; its pack_piece() must return a multiple of " + std::to_string(unit));
+  }
   if (opts.pack.front() == "all" || packed_by_plan(opts)) return ~std::uint64_t{0};
   std::uint64_t bits = 0;
   for (std::size_t m = 0; m < names.size(); ++m) {
