@@ -16,6 +16,7 @@
 #define TIDEPOOL_DEFINITIONS 1
 #endif
 
+// `TIDEPOOL_DETAIL_EVERYWHERE` stands before a function that kernels call, too.
 #if defined(__CUDACC__)
 #define TIDEPOOL_DETAIL_EVERYWHERE __host__ __device__
 #else

@@ -31,8 +31,7 @@ TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
 TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
   staged_.queued = 0;
   std::size_t group = 0;
-  const auto piece = dev_->can().pack_piece;
-  incoming_sizes back{piece};
+  incoming_sizes back{dev_->can().pack_piece};
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
     auto& store = *items[i].store;
@@ -76,7 +75,9 @@ TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
   const packed_block there(store);
   auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
   spared_ += store.moved() - there.link;
-  for_each_piece(store.moved(), dev_->can().pack_piece, [&](std::size_t start, std::size_t bytes) {
+  const auto piece = dev_->can().pack_piece;
+  for (std::size_t start = 0; start < store.moved(); start += piece) {
+    const auto bytes = std::min(piece, store.moved() - start);
     const auto link = pack_form::packed_bytes(bytes);
     const auto* packed = there.packed + pack_form::packed_bytes(start);
     if (!staged_.blocks.empty()) {
@@ -93,7 +94,7 @@ TIDEPOOL_INLINE void storages::queue_packed(const storage& store) {
     }
     staged_.arriving.push_back(
         {tensor + start, packed, there.spill + pack_form::spill_bytes(start), bytes});
-  });
+  }
 }
 
 // Unpacks the pieces whose copies end with `come`; returns the ticket behind both.

@@ -32,15 +32,6 @@ struct packed_block {
   std::size_t link;
 };
 
-// Calls `each(start, bytes)` for the pieces in which a tensor comes back. Each begins where a part
-// of the spill begins.
-template <class Each>
-void for_each_piece(std::size_t tensor_bytes, std::size_t piece, const Each& each) {
-  for (std::size_t start = 0; start < tensor_bytes; start += piece) {
-    each(start, std::min(piece, tensor_bytes - start));
-  }
-}
-
 // Device memory through which the packed tensors of a group come back. The first block has room for
 // each piece, and the second for several, so that small tensors share a kernel's wait.
 struct incoming_sizes {
@@ -130,7 +121,7 @@ struct staged_tensors {
         " that nvcc compiles, and call device.use(tidepool::cuda_packer()) before the"
         " offloader is made. Otherwise take --pack out");
   }
-  // Pieces share no spill, which lies together for several records.
+  // A piece begins where a part of the spill begins.
   constexpr auto unit = pack_form::records_of_spill * pack_form::tensor_record;
   if (const auto piece = dev.can().pack_piece; piece == 0 || piece % unit != 0) {
     throw option_error("tidepool: pack: this device (" + std::string(dev.name()) +
