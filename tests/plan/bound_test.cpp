@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plans.hpp"
+#include "sanitizers.hpp"
 #include "tidepool/plan/simulator.hpp"
 
 namespace {
@@ -24,6 +25,8 @@ using tidepool::plan::profile;
 using tidepool::plan::simulator;
 using tidepool::test::random_profile;
 using tidepool::test::random_step;
+
+constexpr int thinned = tidepool::test::thinned_if_short;
 
 // The least time of all actions and reloads ahead; infinite when none runs.
 double exhaustive_us(const profile& step, std::size_t budget, bool recompute,
@@ -101,7 +104,7 @@ random_step drawn(std::mt19937_64& random) {
 TEST_CASE("bound: never above the best of all choices, and near it") {
   std::mt19937_64 random(31);
   tally seen;
-  for (int instance = 0; seen.instances < 2500; ++instance) {
+  for (int instance = 0; seen.instances < 2500 / thinned; ++instance) {
     const auto about = drawn(random);
     auto step = random_profile(random, about);
     // Links that differ by direction, slow ones, and copies whose latency counts.
@@ -130,8 +133,8 @@ TEST_CASE("bound: never above the best of all choices, and near it") {
                          << " % in the mean, by the link alone " << seen.mean(seen.link) << " %; "
                          << seen.tight << " within 1 %");
   CHECK(seen.above == 0);
-  CHECK(seen.one_percent_above > 100);  // so that a bound that is 1 % too high is seen
-  CHECK(seen.tight > 20);
+  CHECK(seen.one_percent_above > 100 / thinned);  // so that a bound that is 1 % too high is seen
+  CHECK(seen.tight > 20 / thinned);
   CHECK(seen.lower < 0.8 * seen.link);
 }
 
@@ -221,7 +224,7 @@ TEST_CASE("bound: with a neighbour it is never above the best of all choices eit
   std::mt19937_64 random(32);
   tally seen;
   int faster = 0;  // with the neighbour, by 1 % or more
-  for (int instance = 0; seen.instances < 600; ++instance) {
+  for (int instance = 0; seen.instances < 600 / thinned; ++instance) {
     auto about = drawn(random);
     about.groups = std::min<std::size_t>(about.groups, about.recompute ? 5 : 6);
     auto step = random_profile(random, about);
@@ -250,6 +253,6 @@ TEST_CASE("bound: with a neighbour it is never above the best of all choices eit
                        << " % in the mean; " << seen.tight << " within 1 %; the neighbour helps in "
                        << faster);
   CHECK(seen.above == 0);
-  CHECK(seen.one_percent_above > 20);
-  CHECK(faster > 100);
+  CHECK(seen.one_percent_above > 20 / thinned);
+  CHECK(faster > 100 / thinned);
 }

@@ -978,6 +978,7 @@ TEST_CASE("forecast: a plan is followed by the places that it was chosen by") {
     opts.memory = memory_kind::arena;
     opts.device_budget =
         planner(step).in_core().peak / 100 * (30 + 10 * static_cast<std::size_t>(i % 5));
+    if (tidepool::test::thinned_if_short > 1) opts.plan_effort = 200;
     const auto made = tidepool::plan::automatic(step, opts);
     if (!made.expected.runs) continue;
     if (!tidepool::plan::place_ahead(step, made.what, opts).empty()) ++placed;

@@ -12,6 +12,7 @@
 #include "messages.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
+#include "sanitizers.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/plan.hpp"
@@ -58,6 +59,7 @@ outcome train(const std::vector<std::string>& pack, double share, double kernel_
   opts.device_budget = static_cast<std::size_t>(share * layers * bytes);
   opts.host_budget = std::size_t{64} << 20;
   opts.pack = pack;
+  if (tidepool::test::thinned_if_short > 1) opts.plan_effort = 200;
   offloader off(desk.dev, opts, {.planner = tidepool::planner()});
   outcome seen;
   off.on_report([&](std::string_view line) { seen.report += std::string(line) + "\n"; });
