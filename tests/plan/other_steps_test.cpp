@@ -11,7 +11,6 @@
 
 #include "planning.hpp"
 #include "rig.hpp"
-#include "sanitizers.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/check.hpp"
@@ -29,7 +28,6 @@ options with(policy_kind policy) {
   auto opts = test::arena_options((layers - 2) * size, {"core_attn"});
   opts.policy = policy;
   opts.margin = policy == policy_kind::megatron;
-  if (tidepool::test::thinned_if_short > 1) opts.plan_effort = 200;
   return opts;
 }
 

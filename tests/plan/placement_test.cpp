@@ -340,7 +340,6 @@ class trainer {
   static options opts_of(std::size_t budget) {
     auto opts = tidepool::test::arena_options(budget, {"expert_fc1", "moe_act"});
     opts.policy = tidepool::policy_kind::automatic;
-    if (tidepool::test::thinned_if_short > 1) opts.plan_effort = 200;
     return opts;
   }
 
