@@ -106,9 +106,8 @@ class offloader {
 
   /// Allocates `bytes` from a `source` of the trainer's own, such as a `fixed_block`, for kernels
   /// or graphs that know addresses. A reload takes its memory from `source`, too. Work given to
-  /// `stream` from now on may use the memory. The source must outlive the buffer's storage and
-  /// every graph that was captured with it, and serves no other offloader (`misuse_error`). Throws
-  /// as `allocate`.
+  /// `stream` from now on may use the memory. The source must outlive the buffer's storage and all
+  /// graphs captured with it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
   [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), &source));
   }
@@ -258,7 +257,8 @@ class offloader {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// Sends each line of a report to `sink` instead of `stderr`; an empty function stops them.
+  /// Sends each line of a report to `sink` instead of `stderr`; an empty function stops them. An
+  /// exception of `sink` leaves `begin`, before it opens a chunk, or `end_step`.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// Sets a function that is called before each of the three measurements of the link, at the end

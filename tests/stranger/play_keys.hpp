@@ -31,7 +31,8 @@ inline void player::key_begin(const operation& op) {
                     (op.e == 3 ? ", .release = true" : "") + "});";
   in = {};
   const auto lender = info.forward_only ? 0U : may_miss_lender(op.b);
-  if (call(code, may(op.b) | lender, [&] { in.pass.emplace(side.keys->begin(info)); }) != 0) {
+  if (call(code, may_report(op.b) | lender, [&] { in.pass.emplace(side.keys->begin(info)); }) !=
+      0) {
     return;
   }
   if (!info.forward_only) begun_without_lender(op.b, code);

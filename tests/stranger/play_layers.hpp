@@ -54,7 +54,7 @@ inline void player::layers_begin(const operation& op) {
                     (op.e != 0 ? ", .forward_only = true" : "") +
                     (op.e == 3 ? ", .release = true" : "") + "});";
   const auto lender = info.forward_only ? 0U : may_miss_lender(in->side);
-  if (call(code, may(in->side) | lender,
+  if (call(code, may_report(in->side) | lender,
            [&] { in->of->pass = side_at(in->side).off->begin(info); }) != 0) {
     return;
   }

@@ -11,8 +11,7 @@ namespace stranger {
 inline unsigned player::may_miss_lender(int side) const {
   const auto& of = side_at(side);
   if (!of.borrows || of.lender_here) return 0;
-  if (!of.moves_on || of.graphs_since || capturing_) return gone;
-  return of.evil_reports ? static_cast<unsigned>(own) : 0U;
+  return !of.moves_on || of.graphs_since || capturing_ ? static_cast<unsigned>(gone) : 0U;
 }
 
 // A pass that trains has begun.

@@ -39,7 +39,8 @@ inline void player::begin(const operation& op) {
   info.forward_only = op.e == 1 || op.e == 3;
   info.release = op.e == 3;
   const auto lender = info.forward_only ? 0U : may_miss_lender(op.b);
-  if (call(code, may(op.b) | lender, [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) {
+  if (call(code, may_report(op.b) | lender, [&] { into.chunk = side_at(op.b).off->begin(info); }) !=
+      0) {
     return;
   }
   if (!info.forward_only) begun_without_lender(op.b, code);

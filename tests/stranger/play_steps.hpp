@@ -31,8 +31,7 @@ inline void player::end_step(int side) {
     return;
   }
   ++of.eager_calls;
-  auto allowed = may(side);
-  if (of.evil_reports) allowed |= own;
+  auto allowed = may_report(side);
   if (settings(side).automatic) {
     allowed |= may_allocate(side);
     if (device_.failed()) allowed |= failure;  // what kept the step from being recorded comes now

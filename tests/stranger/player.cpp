@@ -110,6 +110,10 @@ unsigned player::may(int which, unsigned more) const {
   return more;
 }
 
+unsigned player::may_report(int which) const {
+  return may(which) | (side_at(which).evil_reports ? static_cast<unsigned>(own) : 0U);
+}
+
 unsigned player::may_allocate(int which) const {
   const auto& with = settings(which);
   auto more = may(which);

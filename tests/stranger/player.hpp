@@ -42,6 +42,8 @@ class player {
   template <class F>
   void refused(const std::string& code, F&& body);
   [[nodiscard]] unsigned may(int side, unsigned more = 0) const;
+  // Of a call that may report, such as `begin` and `end_step`: also what the sink throws.
+  [[nodiscard]] unsigned may_report(int side) const;
   [[nodiscard]] unsigned may_allocate(int side) const;
 
   // ---- the whole ----
