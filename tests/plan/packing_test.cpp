@@ -12,7 +12,6 @@
 #include "messages.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
-#include "sanitizers.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/plan.hpp"
@@ -50,16 +49,12 @@ outcome train(const std::vector<std::string>& pack, double share, double kernel_
   model.pack_rate = pack_rate;
   model.unpack_rate = unpack_rate;
   rig desk(model);
-  tidepool::options opts;
-  opts.offload_modules = {"core_attn"};
-  opts.min_tensor_elements = 1;
+  auto opts = tidepool::test::arena_options(static_cast<std::size_t>(share * layers * bytes),
+                                            {"core_attn"});
   opts.policy = tidepool::policy_kind::automatic;
   opts.timed_step = 2;
-  opts.memory = tidepool::memory_kind::arena;
-  opts.device_budget = static_cast<std::size_t>(share * layers * bytes);
   opts.host_budget = std::size_t{64} << 20;
   opts.pack = pack;
-  if (tidepool::test::thinned_if_short > 1) opts.plan_effort = 200;
   offloader off(desk.dev, opts, {.planner = tidepool::planner()});
   outcome seen;
   off.on_report([&](std::string_view line) { seen.report += std::string(line) + "\n"; });

@@ -27,8 +27,8 @@ namespace tidepool::test {
   return opts;
 }
 
-/// `small_options` over an arena of `budget` bytes. A sanitizer has seen a planner's accesses after
-/// its first tries.
+/// `small_options` over an arena of `budget` bytes. Under a sanitizer planners search briefly,
+/// because later tries access memory as the first ones do.
 [[nodiscard]] inline options arena_options(std::size_t budget,
                                            std::vector<std::string> modules = {"all"}) {
   auto opts = small_options(std::move(modules));

@@ -318,7 +318,7 @@ std::size_t growth(const reading& since, const reading& now) {
 
 // Memory is looked at behind the last step of each tenth. Those do the same, so the same tensors
 // are alive then. The first two steps take the most memory that any step takes. A cost that grows
-// shows in each of the last three tenths, and another process that takes the processor does not.
+// shows in each of the last three tenths; another process that takes the processor rarely does.
 template <class Device>
 bool soak(Device& dev, const gpt::command_line& line) {
   constexpr double slowest = 1.5;  // the last three tenths' ratios, against that of the second
