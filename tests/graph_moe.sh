@@ -31,6 +31,16 @@ equal --no-margin --reload-ahead=0
 equal --room 1.9 --plan 1.4
 equal --memory=arena --device-budget=16MiB
 
+# A plan keeps more than the rule does. Its arena has no room for the larger repeat of an overflow.
+planned() { run --skewed 0 --memory=arena --device-budget=2800KiB "$@"; }
+planned && moved=$(column 3 'graph, offloads') &&
+  planned --policy=automatic --timed-step=2 --adopt-after=0 &&
+  awk -v by_plan="$(column 3 'graph, offloads')" -v by_rule="$moved" \
+    'BEGIN { exit !(0 < by_plan && by_plan < by_rule) }'
+verdict 'a plan is captured, and moves less than the rule'
+! run --skewed 0 --steps 6 --policy=automatic --timed-step=6 && grep -q 'no plan came in 6' "$folder/output"
+verdict 'a plan that comes too late is refused'
+
 run --skewed 0 && [ "$(column 5 'graph, offloads')" = 0 ]
 verdict 'nothing overflows that is not planted'
 ! run --steps 12 --skewed 5 --mistake && [ "$(grep -c DIFFER "$folder/output")" = 3 ]

@@ -56,6 +56,9 @@ options() {
 most=4
 [ "$device" != cuda ] || most=$(nvidia-smi -L | wc -l)
 
+# size BYTES: so many, or a page of a GPU
+size() { [ "$device" = cuda ] && echo 2MiB || echo "$1"; }
+
 # enough RANKS CASE: there are, or the case is named as left out; with TIDEPOOL_TEST_SHARD every N-th
 # case runs alone, where that is enough or several parts run at once. A check of what a case has left
 # asks `has_run`.
@@ -447,7 +450,7 @@ case $part in
       arena --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
     gridded 2 2 '--layers 4' --layers-per-rank 3,1 --optimizer-state host "${leaves[@]}"
     gridded 2 2 "$mtp" --shard-optimizer "${leaves[@]}"
-    gridded 2 2 '--layers 4 --microbatches 8' "${leaves[@]}" --lend 1MiB --summary
+    gridded 2 2 '--layers 4 --microbatches 8' "${leaves[@]}" --lend "$(size 1MiB)" --summary
     for precision in bf16 fp16 fp8; do
       gridded 2 2 "--layers 4 --precision $precision" "${leaves[@]}"
     done
@@ -457,7 +460,7 @@ case $part in
     gridded 2 1 '--layers 4' "${leaves[@]}"
     gridded 4 1 '--layers 4' --in-flight 2
     gridded 1 1 '--layers 4' "${leaves[@]}"
-    gridded 2 1 '--layers 4 --microbatches 8' --virtual-stages 2 "${leaves[@]}" --lend 64KiB
+    gridded 2 1 '--layers 4 --microbatches 8' --virtual-stages 2 "${leaves[@]}" --lend "$(size 64KiB)"
     gridded 2 1 "$mtp" --shard-optimizer "${leaves[@]}"
     gridded 1 4 '--layers 4 --microbatches 8' "${leaves[@]}"
     if enough 4 '2 x 2 ranks, --compare'; then
@@ -486,8 +489,6 @@ case $part in
     went_to() {
       grep -Eq "^offloaded to $1 .* [0-9.]*[1-9][0-9.]* [KM]iB +peak" "$folder/output"
     }
-    # size BYTES: so many, or a page of a GPU
-    size() { [ "$device" = cuda ] && echo 2MiB || echo "$1"; }
     # count_of RANK NAME: of that rank, in the run before
     count_of() {
       awk -v rank="\"rank\": $1," -v name="\"$2\"" 'index($0, rank) { here = 1 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tidepool/plan.hpp>
 #include <vector>
 
 #include "../tools/device_clock.hpp"
@@ -38,12 +39,15 @@ class graph_steps {
  public:
   using offloader = typename Model::offloader;
 
-  graph_steps(Model& net, offloader& off, typename Device::stream_ref stream)
-      : net_(net), off_(off), stream_(stream) {}
+  graph_steps(Model& net, offloader& off, typename Device::stream_ref stream, bool planned)
+      : net_(net), off_(off), stream_(stream), planned_(planned) {}
+
+  [[nodiscard]] bool captured() const { return graph_.has_value(); }
 
   /// Runs a step. Returns whether an expert had more rows than the step moved or had room for; the
   /// weights are then as before the step.
   [[nodiscard]] bool run() {
+    const bool settled = !planned_ || off_.current_plan();  // a graph keeps what a plan decides
     if (graph_) {
       graph_->launch(stream_);
     } else {
@@ -58,7 +62,7 @@ class graph_steps {
                   told->layer, static_cast<unsigned long long>(told->rows),
                   static_cast<unsigned long long>(told->planned));
     }
-    if (!graph_ && steps_ == warm_up) {
+    if (!graph_ && steps_ >= warm_up && settled) {
       graph_.emplace(off_.capture(stream_, [&] { net_.step(off_, rows_known::to_device); }));
     }
     return over;
@@ -69,8 +73,19 @@ class graph_steps {
   offloader& off_;
   typename Device::stream_ref stream_;
   std::optional<tidepool::graph<Device>> graph_;
-  int steps_ = 0;  ///< without it
+  bool planned_;
+  int steps_ = 0;  ///< without the graph
 };
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
+}
+/// Without the first steps, in which memory and the graph are made, if there are more.
+inline double median_ms(const run_result& run) {
+  const auto skipped = static_cast<std::ptrdiff_t>(std::min<std::size_t>(3, run.losses.size() / 2));
+  return median({run.step_ms.begin() + skipped, run.step_ms.end()});
+}
 
 /// Trains from the start.
 template <class Kernels>
@@ -82,10 +97,11 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
   const row_limits limits = line.limits();
   model<Kernels> net(dev, stream.ref(), line.run, limits,
                      how.offloads ? limits.planned : limits.room);
-  typename model<Kernels>::offloader off(dev, how.offloads ? line.offload : tidepool::options{});
-  graph_steps<model<Kernels>, device> steps(net, off, stream.ref());
+  const tidepool::options options = how.offloads ? line.offload : tidepool::options{};
+  typename model<Kernels>::offloader off(dev, options, {.planner = tidepool::planner()});
+  graph_steps<model<Kernels>, device> steps(net, off, stream.ref(),
+                                            options.policy == tidepool::policy_kind::automatic);
   run_result result{how, {}, {}, 0, 0, 0, 0};
-  std::printf("%s\n", how.name);
   for (int step = 1; step <= line.run.steps; ++step) {
     const double start = tools::milliseconds(dev);
     net.read(text, line.run.seed + static_cast<std::uint64_t>(step),
@@ -102,19 +118,17 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
     const std::size_t free = dev.memory().free;
     result.driver_peak = std::max(result.driver_peak, free_before - std::min(free_before, free));
   }
+  if (how.graph && !steps.captured()) {
+    throw tidepool::option_error("--policy=automatic: no plan came in " +
+                                 std::to_string(line.run.steps) +
+                                 " --steps; give more, or --timed-step=2 --adopt-after=0");
+  }
   for (const auto& each : off.counters().modules) result.moved += each.step_bytes;
   dev.synchronize();
+  std::printf("%s: %.3f ms, %.0f MiB\n", how.name, median_ms(result),
+              static_cast<double>(result.driver_peak) * 0x1p-20);
+  std::fflush(stdout);
   return result;
-}
-
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
-}
-/// Without the first steps, in which memory and the graph are made, if there are more.
-inline double median_ms(const run_result& run) {
-  const auto skipped = static_cast<std::ptrdiff_t>(std::min<std::size_t>(3, run.losses.size() / 2));
-  return median({run.step_ms.begin() + skipped, run.step_ms.end()});
 }
 
 /// Prints a row for each training. Returns whether all losses have the bits of the first one's, but

@@ -628,7 +628,28 @@ TEST_CASE("graph: before the automatic policy has its plan it is said how many s
   trainer work{desk, off};
   work.step();
   CHECK(says(message_of([&] { static_cast<void>(off.capture(desk.stream(), [] {})); }),
-             "the automatic policy has no plan yet; run steps"));
+             "the automatic policy has no plan yet, or"));
+}
+
+TEST_CASE("graph: steps under an automatic plan are captured, and asked for no time meanwhile") {
+  for (int before = 3; before <= 20;
+       ++before) {  // the watch of a plan has read any number of steps
+    rig desk;
+    auto opts = arena_options(3 * size);
+    opts.policy = tidepool::policy_kind::automatic;
+    opts.plan_effort = 200;
+    opts.timed_step = 2;
+    opts.adopt_after = 0;
+    offloader off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    trainer work{desk, off};
+    for (int i = 0; i < before; ++i) work.step();
+    REQUIRE(off.current_plan());
+    auto graph = off.capture(desk.stream(), [&] { work.step(); });
+    for (int i = 0; i < 4; ++i) graph.launch(desk.stream());
+    work.step();
+    CHECK(work.all_wrong() == 0);
+  }
 }
 
 TEST_CASE("graph: refused before the warm-up step, inside another capture and while tracing") {

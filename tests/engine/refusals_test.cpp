@@ -86,14 +86,18 @@ TEST_CASE("refusal: no margin is named that keeps nothing") {
   text = short_of_one(opts, false, false);  // in the first step nothing stays
   CHECK(says(text, "Raise --device-budget, or run fewer microbatches"));
   text = short_of_one(opts, true, false);
-  CHECK(says(text, "Raise --device-budget, take --no-margin, take --policy=automatic, or run"));
+  CHECK(says(text,
+             "Raise --device-budget, take --no-margin, take --policy=automatic and"
+             " parts::planner, or run"));
 }
 
 TEST_CASE("refusal: a plan might find room that is in pieces, but for options of the rule alone") {
   auto opts = arena_options(4 * size);
   auto text = short_of_one(opts, true, true);
   CHECK(says(text, "there is room, but in pieces"));
-  CHECK(says(text, "Raise --device-budget, take --policy=automatic, or run fewer microbatches"));
+  CHECK(says(text,
+             "Raise --device-budget, take --policy=automatic and parts::planner, or run fewer"
+             " microbatches"));
   opts.delta_bytes_per_rank = 1;
   text = short_of_one(opts, true, true);
   CHECK(says(text, "Raise --device-budget, or run fewer microbatches"));

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "faulty_device.hpp"
+#include "messages.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
+#include "tidepool/graph.hpp"
 #include "tidepool/observe/plan_watch.hpp"
 
 namespace {
@@ -148,6 +150,17 @@ TEST_CASE("watch: the profile is that of the plan while its steps are timed agai
     CHECK(train.off.profile().events.size() == events);
   }
   CHECK(train.told(found_out) == 1);
+}
+
+TEST_CASE("watch: nothing is captured while steps are timed again, and then it is") {
+  trainer train;
+  train.steps(25);
+  train.layer_us *= 1.2;
+  while (train.told(found_out) == 0) train.step();
+  const auto capture = [&] { static_cast<void>(train.off.capture(train.desk.stream(), [] {})); };
+  CHECK(test::says(test::message_of(capture), "or times steps for another"));
+  train.steps(10);
+  CHECK(test::message_of(capture).empty());
 }
 
 TEST_CASE("watch: a plan of a step that the trainer named is kept") {

@@ -51,8 +51,8 @@ TIDEPOOL_INLINE memory_layout graph_gate::layout(bool reloads) const {
   if (of_.learner_.warming_up()) {
     if (of_.opts_.policy == policy_kind::automatic) {
       throw misuse_error(
-          "capture: the automatic policy has no plan yet; run steps without capture and call"
-          " end_step() after each, until current_plan() has a value");
+          "capture: the automatic policy has no plan yet, or times steps for another; run steps"
+          " without capture and call end_step() after each, until this call succeeds");
     }
     throw misuse_error(
         "capture: the warm-up is not over, since no step has been run yet, or the latest was larger"

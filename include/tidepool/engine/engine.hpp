@@ -210,6 +210,7 @@ class engine : public storage_owner {
   void time_again() noexcept;
   // The lane of the latest call on a compute stream.
   [[nodiscard]] lane_id last_lane() const { return last_lane_; }
+  [[nodiscard]] bool capturing() const { return order_.capturing(); }
 
   [[nodiscard]] trace::counters counters() const;
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,

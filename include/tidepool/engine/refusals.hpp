@@ -154,9 +154,11 @@ namespace tidepool::inline v0_3_0::detail {
   short_of.none_leaves = std::ranges::none_of(counters_.modules, &trace::module_counters::enabled);
   short_of.margin = learner_.by_rule() && opts_.margin;
   const bool by_rule_alone = opts_.fraction < 1 || opts_.delta_bytes_per_rank > 0;
-  short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone &&
-                      !learner_.unproven() && opts_.memory != memory_kind::slots &&
-                      (short_of.in_pieces || short_of.margin);
+  if (opts_.policy == policy_kind::megatron && !by_rule_alone && !learner_.unproven() &&
+      opts_.memory != memory_kind::slots && (short_of.in_pieces || short_of.margin)) {
+    short_of.planning = learning_ != nullptr ? "take --policy=automatic"
+                                             : "take --policy=automatic and parts::planner";
+  }
   if (lack_of(short_of) == lack::device) {
     try {
       short_of.device = dev_->memory();

@@ -38,7 +38,7 @@ struct shortage {
   bool all_leave = false;                   // every module is offloaded
   bool none_leaves = false;                 // no module is offloaded
   bool margin = false;                      // the margin keeps groups on the device
-  bool may_plan = false;                    // an automatic plan might find a way
+  const char* planning = nullptr;           // how to get a plan, which might find a way
   std::string plan;                         // a sentence if the step differs from the plan
 };
 
@@ -131,7 +131,7 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   };
   add(of.restored, "reset handles once backward has used them");
   add(what == lack::budget && of.margin, "take --no-margin");
-  add(what == lack::budget && of.may_plan, "take --policy=automatic");
+  add(what == lack::budget && of.planning != nullptr, of.planning);
   add(!of.all_leave && !of.none_leaves, "offload more modules");
   add(of.none_leaves, "name modules to offload (none is: --offload-modules=all)");
   ways += "or run fewer microbatches in flight";

@@ -105,9 +105,10 @@ class plan_learner final : public learning {
   }
 
   // Each step is measured. Ranks vote whether another plan is made, since all must record the same
-  // steps.
+  // steps. A captured step has no time, and a question to the device would break its capture.
   [[nodiscard]] std::string watch() override {
     std::string news;
+    if (owner_->capturing()) return news;
     if (watches()) {
       if (const auto us = watch_.step_ended(owner_->last_lane())) news = told(*us);
     }

@@ -47,7 +47,7 @@ class [[nodiscard]] lent_memory {
     try {
       if (made->bytes == 0) {
         throw misuse_error("lend: " + detail::text::size_text(bytes) +
-                           " are less than a page of the device's; lend more");
+                           " are less than a page of the device (2 MiB on most GPUs); lend more");
       }
       handle_.socket_ = detail::new_socket_name();
       handle_.bytes_ = made->bytes;

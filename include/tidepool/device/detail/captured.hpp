@@ -58,8 +58,15 @@ class captured {
     }
   }
 
-  // Throws unless the first stream has joined all others.
-  void check_joined() const {
+  // The host asks whether an event is over. CUDA refuses that, and then the capture as well.
+  [[noreturn]] void break_by_question() {
+    broken_ = true;
+    throw device_error("tidepool: virtual device: a capture forbids to ask if an event is over",
+                       900);
+  }
+  // Throws if the capture is broken, or its first stream has not joined all others.
+  void check() const {
+    if (broken_) throw device_error("tidepool: virtual device: the capture is broken", 901);
     for (std::size_t lane = 1; lane < streams_.size(); ++lane) {
       if (reached_[0][lane] < reached_[lane][lane] && !only_waits_behind(lane, reached_[0][lane])) {
         throw device_error("tidepool: virtual device: the capture ends, but its stream " +
@@ -104,6 +111,7 @@ class captured {
   }
 
   std::uint64_t number_;
+  bool broken_ = false;
   std::vector<std::size_t> streams_;
   std::vector<node> nodes_;
   std::vector<clock> clocks_;   // for each record, positions that its stream had joined

@@ -137,7 +137,7 @@ class simulation {
     if (done == nullptr) {
       throw device_error("tidepool: virtual device: no capture is under way", capture_unsupported);
     }
-    done->check_joined();
+    done->check();
     return std::make_unique<captured>(std::move(*done));
   }
   // Queues captured work behind the work of `lanes[0]`, on the streams `lanes`.
@@ -189,12 +189,14 @@ class simulation {
   void observe(operation_observer with) { observer_ = std::move(with); }
 
   [[nodiscard]] bool idle() const {
-    return std::all_of(streams_.begin(), streams_.end(),
-                       [](const sim_stream& each) { return each.queue.empty(); });
+    return std::ranges::all_of(streams_, [](const auto& each) { return each.queue.empty(); });
   }
   [[nodiscard]] double now() const { return now_; }
   [[nodiscard]] double time_of(std::size_t event) const { return events_[event].time; }
-  [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
+  [[nodiscard]] bool passed(std::size_t event) {
+    if (capture_ != nullptr) capture_->break_by_question();
+    return events_[event].done;
+  }
 
  private:
   // CUDA's codes for the same mistakes.

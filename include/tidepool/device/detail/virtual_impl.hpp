@@ -123,7 +123,7 @@ TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byt
 }
 
 TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
-  return sim_->done(which.index());
+  return sim_->passed(which.index());
 }
 
 TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
