@@ -163,7 +163,7 @@ class Bench:
             losses = self.step(wrap)
             self.sync()
             times.append((time.perf_counter() - begin) / self.args.microbatches * 1e3)
-        with Driver(self.cuda) as driver:  # its questions hold up calls of CUDA, so no time is taken
+        with Driver(self.cuda) as driver:  # apart from the timed steps, because it asks CUDA every millisecond
             losses = self.step(wrap)
             self.sync()
         peak = torch.cuda.max_memory_allocated() if self.cuda else 0
