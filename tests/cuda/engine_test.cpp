@@ -2,11 +2,13 @@
 #include <cuda/stream_ref>
 #include <deque>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "gpu.hpp"
 #include "kernels.hpp"
+#include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace {
@@ -132,6 +134,27 @@ TIDEPOOL_GPU_TEST(
 TIDEPOOL_GPU_TEST(
     "a whole step as a graph gives back what left, between eager steps too: depth 3") {
   whole_steps_as_graphs(3);
+}
+
+TIDEPOOL_GPU_TEST("a whole step under an automatic plan is captured, however many came before") {
+  for (const int before : {3, 5, 20}) {
+    CAPTURE(before);
+    cuda_device dev;
+    const auto stream = dev.make_stream();
+    writer_and_reader work;
+    auto opts = arena_of(18 * bytes);
+    opts.policy = policy_kind::automatic;
+    opts.timed_step = 2;
+    opts.adopt_after = 0;
+    gpu_offloader off(dev, opts, {.planner = planner()});
+    off.on_report([](std::string_view) {});
+    run_steps(off, work, stream.get(), 2, before);
+    REQUIRE(off.current_plan());
+    auto graph = off.capture(stream.get(), [&] { run_steps(off, work, stream.get(), 2, 1); });
+    for (int i = 0; i < 5; ++i) graph.launch(stream.get());
+    run_steps(off, work, stream.get(), 2, 1);
+    CHECK(work.wrong() == 0);
+  }
 }
 
 TIDEPOOL_GPU_TEST("a capture of somebody else's is refused, and is still theirs to end") {
