@@ -17,6 +17,7 @@
 
 #include "refusal.hpp"
 #include "rig.hpp"
+#include "tidepool/graph.hpp"
 #include "tidepool/parse.hpp"
 
 namespace tidepool {
@@ -70,33 +71,38 @@ struct outcome {
   std::vector<trace::record> seen;
 };
 
-// Trains so many steps, with two saved tensors each.
+using offloader_type = rig::offloader<modules<"core_attn">>;
+
+// A step with two saved tensors.
+void train_step(rig& desk, offloader_type& off) {
+  auto pass = off.begin();
+  rig::buffer saved[2];
+  for (int layer = 0; layer < 2; ++layer) {
+    saved[layer] = off.allocate(size, desk.stream());
+    desk.write(saved[layer], 7, 5000);
+    pass.commit<"core_attn">(layer, desk.stream(), saved[layer]);
+  }
+  pass.end_forward();
+  for (int layer = 1; layer >= 0; --layer) {
+    pass.restore<"core_attn">(layer, desk.stream(), saved[layer]);
+    desk.check(saved[layer], 7);
+    saved[layer].reset(desk.stream());
+  }
+  pass.finish();
+  off.end_step();
+}
+
+// Trains so many steps.
 outcome train(const options& opts, int steps, bool watches = false) {
   outcome result;
   std::ostringstream out;
   rig desk;
   {
     auto look = [&](const trace::record& step) { result.seen.push_back(step); };
-    rig::offloader<modules<"core_attn">> off(
-        desk.dev, opts, {.output = watches ? trace_output(out, look) : trace_output(out)});
+    offloader_type off(desk.dev, opts,
+                       {.output = watches ? trace_output(out, look) : trace_output(out)});
     off.on_report([&](std::string_view line) { result.reports.emplace_back(line); });
-    for (int step = 0; step < steps; ++step) {
-      auto pass = off.begin();
-      rig::buffer saved[2];
-      for (int layer = 0; layer < 2; ++layer) {
-        saved[layer] = off.allocate(size, desk.stream());
-        desk.write(saved[layer], 7, 5000);
-        pass.commit<"core_attn">(layer, desk.stream(), saved[layer]);
-      }
-      pass.end_forward();
-      for (int layer = 1; layer >= 0; --layer) {
-        pass.restore<"core_attn">(layer, desk.stream(), saved[layer]);
-        desk.check(saved[layer], 7);
-        saved[layer].reset(desk.stream());
-      }
-      pass.finish();
-      off.end_step();
-    }
+    for (int step = 0; step < steps; ++step) train_step(desk, off);
   }
   result.printed = out.str();
   return result;
@@ -164,6 +170,25 @@ TEST_CASE("a step that the training did not reach is named") {
         "tidepool: --trace-step: step 12 was not recorded, because the training ended after 3"
         " steps\n");
   CHECK(here.files().size() == 2);
+}
+
+TEST_CASE("a step that begins inside a capture is not recorded, and the capture holds") {
+  const folder here;
+  rig desk;
+  std::ostringstream out;
+  std::vector<std::string> reports;
+  offloader_type off(desk.dev, asked("--trace-step=3 --trace-to=" + here.in("a")),
+                     {.output = trace_output(out)});
+  off.on_report([&](std::string_view line) { reports.emplace_back(line); });
+  train_step(desk, off);
+  auto graph = off.capture(desk.stream(), [&] { train_step(desk, off); });
+  for (int i = 0; i < 3; ++i) graph.launch(desk.stream());
+  desk.dev.synchronize();
+  CHECK(desk.wrong() == 0);
+  REQUIRE(reports.size() == 1);
+  check_says(reports[0], {"step 3 is not recorded, because it begins inside a capture"});
+  const auto traced = [&] { off.start_trace("step", desk.stream()); };
+  CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), traced)), misuse_error);
 }
 
 TEST_CASE("ranks write files of their own") {

@@ -168,7 +168,7 @@ class keyed_pass {
     auto& wanted = at.entries[known("load", key)];
     if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
     keys_of().off_->wait_for(wanted.handle, stream);  // the stream may be new to it
-    at.note_reader(wanted, stream);
+    at.note_reader(wanted, detail::lane_of<Device>(*at.open.engine_, stream), stream);
     return wanted.handle.data();
   }
 

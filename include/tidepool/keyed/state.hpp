@@ -2,8 +2,10 @@
 // them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,7 +27,7 @@ struct keyed_entry {
   bool empty = false;                  // it has 0 bytes
   bool loaded = false;
   bool read_again = false;   // read again in forward, after its scope ended
-  std::uint8_t readers = 0;  // of the present memory, a bit for each of the pass's streams
+  std::uint8_t readers = 0;  // of the present memory, a bit for each lane
 };
 
 enum class keyed_place : std::uint8_t { open, committed, restored, gone };
@@ -51,8 +53,8 @@ struct keyed_state {
   chunk<Device, Modules> open;
   std::vector<entry> entries;
   std::vector<keyed_group> groups;
-  std::vector<handle<Device>*> list;  // handles of one call
-  std::vector<stream_ref> streams;    // streams that loaded a tensor
+  std::vector<handle<Device>*> list;                         // handles of one call
+  std::array<std::optional<stream_ref>, max_lanes> readers;  // streams that loaded, by lane
   key_map by_key;
   key_map by_place;  // finds groups, by module and layer
   std::uint32_t spare = key_map::none;
@@ -74,21 +76,17 @@ struct keyed_state {
     return list;
   }
 
-  // A bit for each stream suffices, because `wait_for` comes before and limits the streams to
-  // `max_lanes`.
-  void note_reader(entry& of, const stream_ref& stream) {
+  void note_reader(entry& of, lane_id lane, const stream_ref& stream) {
     static_assert(max_lanes <= 8, "a bit for each");
-    std::size_t which = 0;
-    while (which < streams.size() && streams[which].key() != stream.key()) ++which;
-    if (which == streams.size()) streams.push_back(stream);
-    of.readers |= static_cast<std::uint8_t>(1U << which);
+    readers[index_of(lane)] = stream;
+    of.readers |= static_cast<std::uint8_t>(1U << index_of(lane));
     of.loaded = true;
   }
   // Frees the tensor's memory only after the work that all streams that loaded it were given so
   // far.
   void go_behind_readers(entry& which) {
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      if ((which.readers >> i & 1U) != 0) which.handle.share().reset(streams[i]);
+    for (std::size_t lane = 0; lane < max_lanes; ++lane) {
+      if ((which.readers >> lane & 1U) != 0) which.handle.share().reset(*readers[lane]);
     }
   }
 
@@ -110,7 +108,7 @@ struct keyed_state {
       }
     }
     entries.clear();
-    streams.clear();
+    readers = {};
     groups.clear();
     by_key.clear();
     by_place.clear();

@@ -20,6 +20,10 @@ void begin_trace(engine& of, std::string title, const void* origin);
 
 #if TIDEPOOL_DEFINITIONS
 TIDEPOOL_INLINE void begin_trace(engine& of, std::string title, const void* origin) {
+  if (of.capturing()) {
+    throw misuse_error(
+        "start_trace: a capture is under way; start the trace before it or behind it");
+  }
   auto& store = of.memory();
   auto& slot = of.tracer_slot();
   if (slot == nullptr) slot = std::make_unique<tracer>(of.device(), store.copy_lanes());

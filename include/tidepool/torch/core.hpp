@@ -87,7 +87,7 @@ class torch_core final : public memory_lender {
     const std::unique_lock guard(lock, std::try_to_lock);
     if (!guard.owns_lock() || !off) return false;
     try {
-      if (streams.capturing(streams.current())) return false;
+      if (!streams.is_current() || streams.capturing(streams.current())) return false;
       const auto before = off->counters().borrowed_waiting;
       off->release_borrowed();
       return off->counters().borrowed_waiting < before;

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "tidepool/device/cuda.hpp"
+#include "tidepool/device/cuda_context.hpp"
 #include "tidepool/torch/lock.hpp"
 #include "tidepool/torch/streams.hpp"
 
@@ -49,9 +50,21 @@ class torch_streams<cuda_device> {
   [[nodiscard]] const char* why_not(stream_ref stream) const {
     return capturing(stream) ? detail::torch_capture_refused : nullptr;
   }
-  /// A call of the adapter: it needs nothing but its lock.
-  struct call {
-    explicit call(const torch_streams& /*on*/) {}  ///< Does nothing.
+  /// True if the GPU is the thread's current one.
+  [[nodiscard]] bool is_current() const noexcept {
+    int now = -1;
+    return cudaGetDevice(&now) == cudaSuccess && now == ordinal_;
+  }
+  /// A call of the adapter: the GPU is the thread's current one meanwhile, because the handle of a
+  /// default stream, null, stands for the current GPU's.
+  class call {
+   public:
+    /// If the runtime refuses, the first use of the GPU says why.
+    explicit call(const torch_streams& on) noexcept : guard_(on.ordinal_, code_) {}
+
+   private:
+    cudaError_t code_{};
+    detail::cuda_current guard_;
   };
 
   /// Does nothing: kernels take their own time.

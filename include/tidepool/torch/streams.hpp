@@ -64,6 +64,8 @@ class torch_streams<virtual_device> {
   [[nodiscard]] const char* why_not(stream_ref stream) const {
     return capturing(stream) ? detail::torch_capture_refused : nullptr;
   }
+  /// Always true: memory on the CPU belongs to all devices.
+  [[nodiscard]] static bool is_current() { return true; }
   /// A call of the adapter: it needs nothing but its lock.
   struct call {
     explicit call(const torch_streams& /*on*/) {}  ///< Does nothing.

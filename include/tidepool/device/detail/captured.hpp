@@ -58,10 +58,11 @@ class captured {
     }
   }
 
-  // The host asks whether an event is over. CUDA refuses that, and then the capture as well.
+  // The host asks whether an event is over, or waits for the device. CUDA refuses that, and then
+  // the capture as well.
   [[noreturn]] void break_by_question() {
     broken_ = true;
-    throw device_error("tidepool: virtual device: a capture forbids to ask if an event is over",
+    throw device_error("tidepool: virtual device: a capture forbids to ask or wait for the device",
                        900);
   }
   // Throws if the capture is broken, or its first stream has not joined all others.

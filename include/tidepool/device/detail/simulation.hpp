@@ -168,9 +168,8 @@ class simulation {
     while (!streams_[which].queue.empty()) step();
   }
   void run_until_idle() {
-    for (std::size_t i = 0; i < streams_.size(); ++i) {
-      while (!streams_[i].queue.empty()) step();
-    }
+    if (capture_ != nullptr) capture_->break_by_question();
+    while (!idle()) step();
   }
 
   // The number of operations that were queued so far, on all streams.

@@ -92,7 +92,11 @@ class asked_output final : public step_output {
       if (seen_) seen_(last_);
       if (!of.settings().trace_to.empty()) write_files(of, report);
     }
-    record_next(of);
+    if (!of.capturing()) return record_next(of);
+    if (wants_next(of)) {
+      report("tidepool: --trace-step: step " + std::to_string(steps_ + 1) +
+             " is not recorded, because it begins inside a capture");
+    }
   }
 
   void close(engine& of) noexcept override {
@@ -133,9 +137,12 @@ class asked_output final : public step_output {
     return false;
   }
 
-  void record_next(engine& of) {
+  [[nodiscard]] bool wants_next(engine& of) const {
     const auto& wanted = of.settings().trace_step;
-    if (std::ranges::find(wanted, steps_ + 1) == wanted.end()) return;
+    return std::ranges::find(wanted, steps_ + 1) != wanted.end();
+  }
+  void record_next(engine& of) {
+    if (!wants_next(of)) return;
     begin_trace(of, "step " + std::to_string(steps_ + 1), nullptr);
     recording_ = true;
   }
