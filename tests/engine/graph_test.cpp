@@ -632,8 +632,8 @@ TEST_CASE("graph: before the automatic policy has its plan it is said how many s
 }
 
 TEST_CASE("graph: steps under an automatic plan are captured, and asked for no time meanwhile") {
-  for (int before = 3; before <= 20;
-       ++before) {  // the watch of a plan has read any number of steps
+  // The watch of a plan has then read any number of steps.
+  for (int before = 3; before <= 20; ++before) {
     rig desk;
     auto opts = arena_options(3 * size);
     opts.policy = tidepool::policy_kind::automatic;
