@@ -338,6 +338,43 @@ TEST_CASE("poison: a pass that is given up behind a launch is filled behind it")
   }
 }
 
+TEST_CASE("poison: what only a capture made is not filled before its graph has run") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    offloader off(desk.dev, one_block());
+    off.on_report([](std::string_view) {});
+    rig::buffer first;
+    rig::buffer second;
+    const auto write_first = [&] {
+      first = off.allocate(size, desk.stream());
+      desk.write(first, 1);
+    };
+    const auto replace_first = [&] {
+      auto pass = off.begin();
+      desk.check(first, 1);
+      pass.commit<"core_attn">(0, desk.stream(), first);
+      pass.end_forward();
+      pass.restore<"core_attn">(0, desk.stream(), first);
+      first.reset(desk.stream());
+      pass.finish();
+      second = off.allocate(size, desk.stream());
+      desk.write(second, 2);
+    };
+    write_first();
+    replace_first();
+    second.reset(desk.stream());
+    off.end_step();
+    auto writes = off.capture(desk.stream(), write_first);
+    writes.launch(desk.stream());
+    auto replaces = off.capture(desk.stream(), replace_first);
+    second.reset(desk.stream());
+    replaces.launch(desk.stream());
+    desk.dev.synchronize();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("poison: memory whose filling is refused is not there, and is asked for again") {
   rig desk(machine{.poison = false});
   auto opts = small_options();

@@ -100,6 +100,7 @@ TIDEPOOL_INLINE recorded_graph graph_gate::end(lane_id origin) {
   broken.keep();
   if (of_.rows_ != nullptr) result.rows = of_.rows_->end_capture(true);
   result.to_lender = of_.store_.bytes_to_lender() != to_lender_before_;
+  result.latest = of_.store_.latest();
   result.after = std::make_shared<const memory_layout>(layout());
   if (*result.after == *before_) {
     result.after = before_;
@@ -181,6 +182,7 @@ TIDEPOOL_INLINE void graph_gate::launch(const recorded_graph& graph, lane_id lan
   if (of_.rows_ != nullptr) of_.rows_->launched(graph.rows);
   truth_ = graph.after;
   destroyed_at_launch_ = of_.store_.destroyed();
+  of_.store_.note_launch(graph.latest);
   of_.store_.forget_gone();
   replayed_on_ = lane;
   replayed_ = true;

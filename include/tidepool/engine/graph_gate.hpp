@@ -21,8 +21,9 @@ struct recorded_graph {
   std::unique_ptr<captured_graph> content;
   shared_layout before;
   shared_layout after{};
-  bool to_lender = false;  // the graph offloads to a lender
-  shared_rows rows{};      // null: the offloader counted no rows then
+  std::uint64_t latest = 0;  // number of the latest storage at the end of the capture
+  bool to_lender = false;    // the graph offloads to a lender
+  shared_rows rows{};        // null: the offloader counted no rows then
 };
 
 // A graph has addresses, not handles. Three rules follow:

@@ -235,7 +235,7 @@ class storages : public copies {
     } else if (std::exchange(store.is.borrowed, false)) {
       borrowed_.release(store.here.memory.index, after);
     } else if (store.bytes == 0) {  // no source gave memory
-    } else if (filling_.poisons() && store.source == nullptr) {
+    } else if (filling_.poisons() && store.source == nullptr && has_run(store)) {
       // Memory stays taken if no event could be recorded after its fill.
       if (const auto behind = filling_.given_back(store, after, on)) {
         source_of(store).release(store.here.memory, *behind);
@@ -256,6 +256,11 @@ class storages : public copies {
     store.is.borrowed = false;
     if (store.there.memory || store.is.discarded) away_ += store.bytes;
   }
+
+  // The number of the latest storage.
+  [[nodiscard]] std::uint64_t latest() const { return created_; }
+  // Records that a graph was launched whose capture ended when `number` was the latest storage.
+  void note_launch(std::uint64_t number) noexcept { ran_ = std::max(ran_, number); }
 
   // The number of storages that have gone so far.
   [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
@@ -295,6 +300,12 @@ class storages : public copies {
   [[nodiscard]] ticket unpack_behind(const ticket& come);
   void enter_staging(const grant& into, lane_id by);
   void release_staging(lane_id on) noexcept;
+
+  // False if a capture made `store` whose graph has not run. The memory may hold another tensor
+  // until then, which the graph reads.
+  [[nodiscard]] bool has_run(const storage& store) const {
+    return !store.is.captured || order_.capturing() || store.number <= ran_;
+  }
 
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {
@@ -369,6 +380,7 @@ class storages : public copies {
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();
+  std::uint64_t ran_ = 0;  // graphs have run whose captures made storages up to this number
   std::uint64_t destroyed_ = 0;
   std::size_t captured_ = 0;         // living storages that were made inside captures
   std::vector<std::uint64_t> gone_;  // always has room for `captured_` more
