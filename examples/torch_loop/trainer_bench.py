@@ -10,7 +10,7 @@ package (or with --plain) they are llama.py and a plain loop, and the first line
     ours for each --modules, and ours with --modules and each --budget
 
 It prints ms of a step (the median over all rounds), what torch's allocator had at most, what the driver had given
-out at most, the bytes that left, and whether losses and parameters have the bits of `none`.
+out at most, the bytes that left, and whether losses and parameters have the bits of the first way that fits the GPU.
 --tiny --device cpu runs it on the virtual device, where times and memory mean nothing.
 """
 
@@ -60,7 +60,7 @@ class Driver:
     """What the driver has given out at most, asked for every millisecond."""
 
     def __init__(self, cuda):
-        self.cuda, self.most, self.stop = cuda, 0, threading.Event()
+        self.cuda, self.most, self.stop, self.thread = cuda, 0, threading.Event(), None
 
     def start(self):
         if self.cuda:
@@ -73,8 +73,8 @@ class Driver:
             self.most = max(self.most, total - free)
 
     def end(self):
-        if self.cuda and not self.stop.is_set():
-            self.stop.set()
+        self.stop.set()
+        if self.thread is not None:  # none where memory ran out before the timed steps
             self.thread.join()
 
 
@@ -295,11 +295,11 @@ def main():
             except torch.cuda.OutOfMemoryError if bench.cuda else () as error:
                 lost.add(name)
                 print(f"{name}: {str(error).splitlines()[0]}", flush=True)
-    base = statistics.median(t for turn in results["none"] for t in turn[0])
+    results = {name: turns for name, turns in results.items() if name not in lost}
+    first = next(iter(results))
+    base = statistics.median(t for turn in results[first] for t in turn[0])
     equal = True
     for name, turns in results.items():
-        if name in lost:
-            continue
         ms = statistics.median(t for turn in turns for t in turn[0])
         allocator, driver = (max(turn[i] for turn in turns) / GIB for i in (1, 2))
         same = all(turn[3] for turn in turns)
@@ -308,7 +308,7 @@ def main():
             print(f"{name:34s} {ms:9.2f} ms ({(ms / base - 1) * 100:+7.2f} %)  allocator {allocator:6.2f} GiB"
                   f"  driver {driver:6.2f} GiB  left {turns[-1][4] / GIB:8.5f} GiB a step"
                   f"  bits {'equal' if same else 'DIFFER'}", flush=True)
-    print(f"rank {bench.rank}: bits equal to none: {'yes' if equal else 'NO'}")
+    print(f"rank {bench.rank}: bits equal to {first}: {'yes' if equal else 'NO'}")
     if bench.ranks > 1:
         torch.distributed.destroy_process_group()
     return 0 if equal else 1

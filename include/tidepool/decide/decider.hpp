@@ -37,7 +37,7 @@ struct verdict {
 //     module, layer, by_hand, offers
 //     nearest, places()    where it may go
 //     bytes()              of its handles
-//     largest_free()       the longest piece of free memory
+//     room()               the longest piece of free memory, and what the trainer works with
 //     discardable()        a drop of its handles frees their memory, which no other group needs
 //     unknown_to_plans()   it takes memory that no plan knows of
 //     stays_anyway()       other groups keep all of it on the device
@@ -93,11 +93,13 @@ class decider {
   }
   // Sets the limits of the plan that is followed.
   void limit(const decision& what) {
-    // A free piece counts only in an arena.
-    keeps_.keep_at_most(what.keep_at_most,
-                        opts_->memory == memory_kind::arena ? what.free_piece : 0);
+    keep_at_most(what.keep_at_most, what.free_piece);
     limits_ = {what.made.reload_ahead, {}};
     if (what.made.reload_ahead_bytes > 0) limits_.bytes = what.made.reload_ahead_bytes;
+  }
+  // Limits what stays by plan, see `decision`. A free piece counts only in an arena.
+  void keep_at_most(std::size_t bytes, std::size_t free_piece) {
+    keeps_.keep_at_most(bytes, opts_->memory == memory_kind::arena ? free_piece : 0);
   }
   // Drops the plan: the next step is the first.
   void record_again() noexcept {
@@ -118,7 +120,7 @@ class decider {
   [[gnu::cold]] void choose(const Group& group, verdict& result) const {
     using plan::action;
     auto what = keeps_.of(group.chunk, group.number, group.layer, group.bytes(), [&] {
-      return where.hold() ? std::numeric_limits<std::size_t>::max() : group.largest_free();
+      return where.hold() ? std::numeric_limits<std::size_t>::max() : group.room();
     });
     result.by_plan = keeps_.planned(group.chunk, group.number) == action::keep;
     const bool by_plan = !steps.by_rule() && what == action::keep && result.by_plan;

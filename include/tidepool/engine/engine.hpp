@@ -197,6 +197,8 @@ class engine : public storage_owner {
   // Follows a plan from now on. `step` is the profile that the plan was made for.
   void adopt(plan::profile step, plan::actions what, plan::placement where = {},
              followed by = followed::planned);
+  // Limits what stays by the plan that is followed, see `decision`.
+  void keep_at_most(std::size_t bytes, std::size_t free_piece);
   // Like `adopt`, for a decision with its limits.
   void apply(plan::profile step, const decision& what, followed by);
   // Like `apply`, for a plan from elsewhere: calls of the next step that differ from it are

@@ -82,6 +82,10 @@ TIDEPOOL_INLINE void engine::adopt(plan::profile step, plan::actions what, plan:
   heard_.remove(*std::exchange(recorder_, nullptr));
 }
 
+TIDEPOOL_INLINE void engine::keep_at_most(std::size_t bytes, std::size_t free_piece) {
+  decider_.keep_at_most(bytes, free_piece);
+}
+
 TIDEPOOL_INLINE void engine::follow(plan::profile step, const decision& what) {
   if (learner_.begun() != 0) {
     throw misuse_error(

@@ -12,6 +12,7 @@
 #include "tidepool/plan.hpp"
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/follow.hpp"
+#include "tidepool/plan/keeping.hpp"
 #include "tidepool/plan/refusal.hpp"
 
 namespace tidepool::inline v0_3_0 {
@@ -55,10 +56,8 @@ class automatic_source final : public plan_source {
     if (recorded.shapes_vary && opts.device_budget) {
       // The budget's free part stays free, even if the plan could keep more in the recorded step.
       const auto most = made.device_budget > 0 ? made.device_budget : decision::unlimited;
-      result.keep_at_most = std::min(kept_at_once(recorded, made), most);
-      // Room for twice the bytes that the step works with at once, because free memory may be
-      // fragmented. With less, models of many small tensors ran out of memory.
-      result.free_piece = handed_out_at_once(recorded) * 2;
+      result.keep_at_most = std::min(kept_at_once(recorded, made.what), most);
+      result.free_piece = free_piece(recorded);
     }
     if (!made.expected.runs) {
       for (auto& row : made.what) std::fill(row.begin(), row.end(), action::offload);

@@ -18,6 +18,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/detail/rehearsal.hpp"
+#include "tidepool/plan/keeping.hpp"
 #include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -86,6 +87,9 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     warm_up(warm, step, opts, by_rule);
     auto& stage = *warm;
     stage.adopt(step, what, std::move(where), by_rule);
+    if (step.shapes_vary && opts.device_budget && !by_rule) {
+      stage.engine().keep_at_most(kept_at_once(step, what), free_piece(step));
+    }
     double before = 0;
     const auto exceeded = stage.engine().counters().budget_exceeded;
     for (int i = 0; i < constants::forecast_steps; ++i) {
