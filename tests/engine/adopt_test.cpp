@@ -419,6 +419,8 @@ TEST_CASE("adopt: what stays, small, opted out or kept, keeps its memory") {
   kept.reset(on.desk.stream());
   chunk.finish();
   CHECK(on.from.in_use() == 0);
+  CHECK(off.counters().live_peak_without == 2 * size);
+  CHECK(off.counters().saved() == 0);  // its allocator held all of it
 }
 
 TEST_CASE("adopt: a group that is discarded, or computed again, goes back and gets other memory") {

@@ -94,9 +94,12 @@ struct counters {
   std::string host_memory;  ///< kind and NUMA node of the memory that holds the pinned bytes
   std::string host_budget;  ///< limit of the pinned bytes, and the processes that share the host
 
-  /// Device bytes that offloading saved: the bytes needed without it, less the bytes taken.
+  /// Device bytes that offloading saved: the bytes needed without it, less the bytes taken from the
+  /// device, less those held of other allocators. The peaks of both are added, although they may
+  /// come at different times.
   [[nodiscard]] std::size_t saved() const {
-    return live_peak_without > device_peak ? live_peak_without - device_peak : 0;
+    const auto held = device_peak + borrowed_peak;
+    return live_peak_without > held ? live_peak_without - held : 0;
   }
 
   friend bool operator==(const counters&, const counters&) = default;

@@ -168,6 +168,7 @@ inline void add_places(text_table& table, const trace::counters& totals) {
 // A line for each figure of memory.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
   text_table table({"peak taken", bytes_text(totals.device_peak)});
+  if (totals.borrowed_peak > 0) table.row({"peak borrowed", bytes_text(totals.borrowed_peak)});
   table.row({"peak needed", bytes_text(totals.live_peak)});
   table.row({"without offload", bytes_text(totals.live_peak_without)});
   table.row(
