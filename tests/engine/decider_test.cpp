@@ -38,7 +38,7 @@ struct group {
   }
   [[nodiscard]] const std::vector<place_kind>& places() const { return all; }
   [[nodiscard]] std::size_t bytes() const { return count(), 100; }
-  [[nodiscard]] std::size_t room() const { return count(), free; }
+  [[nodiscard]] std::size_t largest_free() const { return count(), free; }
   [[nodiscard]] bool discardable() const { return count(), frees; }
   [[nodiscard]] bool unknown_to_plans() const { return count(), odd; }
   [[nodiscard]] bool stays_anyway() const { return count(), held; }

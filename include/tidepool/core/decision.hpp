@@ -20,8 +20,7 @@ struct decision {
   plan::step_plan made;
   plan::placement placement;  ///< places of each storage in an arena; empty: anywhere
   /// The most bytes that stay by plan at one time; further groups leave, because shapes may grow
-  /// after the plan. A group also leaves if fewer than `free_piece` bytes are free in one piece or
-  /// handed to the trainer besides.
+  /// after the plan. A group also leaves if fewer than `free_piece` bytes are free in one piece.
   std::size_t keep_at_most = unlimited;
   std::size_t free_piece = 0;  ///< bytes, see `keep_at_most`; 0: any
   std::string words;           ///< text for the report; empty: nothing to say

@@ -37,7 +37,7 @@ struct verdict {
 //     module, layer, by_hand, offers
 //     nearest, places()    where it may go
 //     bytes()              of its handles
-//     room()               the longest piece of free memory, and what the trainer works with
+//     largest_free()       the longest piece of free memory
 //     discardable()        a drop of its handles frees their memory, which no other group needs
 //     unknown_to_plans()   it takes memory that no plan knows of
 //     stays_anyway()       other groups keep all of it on the device
@@ -120,7 +120,7 @@ class decider {
   [[gnu::cold]] void choose(const Group& group, verdict& result) const {
     using plan::action;
     auto what = keeps_.of(group.chunk, group.number, group.layer, group.bytes(), [&] {
-      return where.hold() ? std::numeric_limits<std::size_t>::max() : group.room();
+      return where.hold() ? std::numeric_limits<std::size_t>::max() : group.largest_free();
     });
     result.by_plan = keeps_.planned(group.chunk, group.number) == action::keep;
     const bool by_plan = !steps.by_rule() && what == action::keep && result.by_plan;

@@ -36,23 +36,23 @@ class residency {
   }
 
   // Limits the groups that stay by plan. A group leaves once `bytes` bytes have stayed, because
-  // shapes may have grown after the plan was made. It also leaves if there is room for fewer than
-  // `piece` bytes, because tensors that stay are never evicted, and if shapes change, no plan chose
-  // their places. `piece` 0: no such limit.
+  // shapes may have grown after the plan was made. It also leaves if fewer than `piece` bytes are
+  // free in one piece, because tensors that stay are never evicted, and if shapes change, no plan
+  // chose their places. `piece` 0: no such limit.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     limit_ = bytes;
     piece_ = piece;
   }
 
-  // The action for a group of a chunk; both are numbers in the step. `room` gives the longest piece
-  // of free memory, and what the trainer works with beside it.
-  template <class Room>
+  // The action for a group of a chunk; both are numbers in the step. `largest_free` gives the
+  // longest piece of free memory.
+  template <class LargestFree>
   [[nodiscard]] plan::action of(std::size_t chunk, std::size_t group, int layer, std::size_t bytes,
-                                const Room& room) const {
+                                const LargestFree& largest_free) const {
     if (layer_stays(layer)) return plan::action::keep;
     const auto what = planned(chunk, group);
     if (what != plan::action::keep || limit_ == unlimited) return what;
-    const bool fits = kept_ + bytes <= limit_ && (piece_ == 0 || room() >= piece_);
+    const bool fits = kept_ + bytes <= limit_ && (piece_ == 0 || largest_free() >= piece_);
     return fits ? what : leaves;
   }
   // The action by plan alone.

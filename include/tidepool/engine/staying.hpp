@@ -32,15 +32,8 @@ struct engine::asked {
 
   [[nodiscard]] const std::vector<place_kind>& places() const { return of.places_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_of(handles); }
-  // The longest piece of free memory, and the bytes that the trainer works with beside this group,
-  // which will be free again.
-  [[nodiscard]] std::size_t room() const {
-    std::size_t in_work = 0;
-    of.store_.for_each([&](const storage& store) {
-      const bool ours = store.source == nullptr && !store.is.borrowed && !store.is.of_graph;
-      if (ours && store.here.memory && store.saves == 0) in_work += store.bytes;
-    });
-    return of.store_.device_source().largest_free() + in_work - std::min(in_work, bytes());
+  [[nodiscard]] std::size_t largest_free() const {
+    return of.store_.device_source().largest_free();
   }
   [[nodiscard]] bool discardable() const { return of.discardable(handles); }
   // True if a plan does not know the memory that would stay: a part keeps its whole storage on the

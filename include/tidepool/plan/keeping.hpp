@@ -66,10 +66,9 @@ namespace tidepool::inline v0_3_0::plan {
   return most;
 }
 
-/// The bytes for which there has to be room where a group is to stay: twice what the step works
+/// The bytes that have to be free in one piece where a group is to stay: twice what the step works
 /// with at once, because free memory may be fragmented. With less, models of many small tensors ran
-/// out of memory. Memory that the trainer works with counts as room, so that at least what the step
-/// works with at once is free in one piece.
+/// out of memory.
 [[nodiscard]] inline std::size_t free_piece(const profile& step) {
   return handed_out_at_once(step) * 2;
 }
