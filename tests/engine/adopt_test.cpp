@@ -655,6 +655,9 @@ TEST_CASE(
                        doctest::Contains("the memory given to this offloader (parts::memory) has no"
                                          " more"),
                        tidepool::out_of_budget);
+  const auto seen = off.counters();
+  CHECK(seen.device_peak > 0);
+  CHECK(seen.saved() == seen.live_peak_without - seen.borrowed_peak);  // counted once
 }
 
 // ---- budgets and plans ----

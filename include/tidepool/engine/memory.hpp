@@ -216,6 +216,7 @@ TIDEPOOL_INLINE trace::counters engine::counters() const {
   const auto& borrowed = store_.borrowed();
   result.borrowed = borrowed.held();
   result.borrowed_peak = borrowed.peak();
+  result.takes_borrowed = source.gives_back();
   result.borrowed_waiting = borrowed.waiting();
   result.borrowed_joins = borrowed.joins();
   result.budget_exceeded = store_.budget().exceeded();

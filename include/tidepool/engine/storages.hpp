@@ -301,8 +301,8 @@ class storages : public copies {
   void enter_staging(const grant& into, lane_id by);
   void release_staging(lane_id on) noexcept;
 
-  // False if a capture made `store` whose graph has not run. The memory may hold another tensor
-  // until then, which the graph reads.
+  // False if a capture made `store` whose graph has not run. Until then the memory may hold another
+  // tensor, which that graph reads.
   [[nodiscard]] bool has_run(const storage& store) const {
     return !store.is.captured || order_.capturing() || store.number <= ran_;
   }

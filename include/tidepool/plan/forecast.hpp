@@ -88,7 +88,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     auto& stage = *warm;
     stage.adopt(step, what, std::move(where), by_rule);
     if (step.shapes_vary && opts.device_budget && !by_rule) {
-      stage.engine().keep_at_most(kept_at_once(step, what), free_piece(step));
+      const auto most = std::min(kept_at_once(step, what), *opts.device_budget);
+      stage.engine().keep_at_most(most, free_piece(step));
     }
     double before = 0;
     const auto exceeded = stage.engine().counters().budget_exceeded;
@@ -156,7 +157,8 @@ struct rehearsed_places {
 /// until two in a row take the same time; the result describes the last one. `opts` are the options
 /// of the run to be predicted. `placed` says whether blocks lie at planned places (`best_places`),
 /// or where the arena finds room, as under a rule. Computing takes the profile's times; copies do
-/// not slow the kernels beside them.
+/// not slow the kernels beside them. If shapes vary, groups stay within the limits that a plan has
+/// (keeping.hpp).
 ///
 /// If the engine would refuse the step, `expected.runs` is false and `refusal` gives the reason. A
 /// recomputed group takes the profile's time, and its inputs are assumed to be on the device. A

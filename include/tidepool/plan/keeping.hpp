@@ -1,5 +1,5 @@
-/// Limits on what stays by a plan, for steps whose shapes vary. The engine and its forecasts keep
-/// the same limits.
+/// Limits on what stays by a plan, for steps whose shapes vary. The engine keeps them, and
+/// forecasts know them.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/profile.hpp"
-#include "tidepool/plan/simulator.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_3_0::plan {

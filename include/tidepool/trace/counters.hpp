@@ -82,7 +82,8 @@ struct counters {
   std::size_t away_at_peak = 0;       ///< bytes of `live_peak_without` that were not on the device
   /// Bytes of other allocators that are held now, including those that wait for copies.
   std::size_t borrowed = 0;
-  std::size_t borrowed_peak = 0;     ///< the highest value of `borrowed`
+  std::size_t borrowed_peak = 0;     ///< `peak borrowed`: the highest value of `borrowed`
+  bool takes_borrowed = false;       ///< true: `device_peak` is borrowed as well (`memory_on`)
   std::size_t borrowed_waiting = 0;  ///< bytes that go back to their owners once copies end
   std::uint64_t borrowed_joins = 0;  ///< times an owner's stream had to wait to have memory back
   /// Times that borrowed memory exceeded the budget, which is soft for such memory.
@@ -95,10 +96,10 @@ struct counters {
   std::string host_budget;  ///< limit of the pinned bytes, and the processes that share the host
 
   /// Device bytes that offloading saved: the bytes needed without it, less the bytes taken from the
-  /// device, less those held of other allocators. The peaks of both are added, although they may
-  /// come at different times.
+  /// device, less the bytes of other allocators that were held. Their peaks are added, although
+  /// they may come at different times.
   [[nodiscard]] std::size_t saved() const {
-    const auto held = device_peak + borrowed_peak;
+    const auto held = (takes_borrowed ? 0 : device_peak) + borrowed_peak;
     return live_peak_without > held ? live_peak_without - held : 0;
   }
 

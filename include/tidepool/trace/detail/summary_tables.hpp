@@ -168,7 +168,11 @@ inline void add_places(text_table& table, const trace::counters& totals) {
 // A line for each figure of memory.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
   text_table table({"peak taken", bytes_text(totals.device_peak)});
-  if (totals.borrowed_peak > 0) table.row({"peak borrowed", bytes_text(totals.borrowed_peak)});
+  if (totals.borrowed_peak > 0) {
+    std::vector<std::string> cells{"peak borrowed", bytes_text(totals.borrowed_peak)};
+    if (totals.takes_borrowed) cells.emplace_back("with what was taken");
+    table.row(std::move(cells));
+  }
   table.row({"peak needed", bytes_text(totals.live_peak)});
   table.row({"without offload", bytes_text(totals.live_peak_without)});
   table.row(
