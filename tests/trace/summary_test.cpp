@@ -170,6 +170,17 @@ TEST_CASE("several ranks make one table with a rank column") {
         words{"all", "7.88", "GiB", "8.00", "GiB", "1.00", "GiB", "12.5%", "1.00", "GiB"});
 }
 
+TEST_CASE("memory of other allocators is not saved, and memory taken from one counts once") {
+  auto totals = two_modules();
+  totals.borrowed_peak = 512 * mib;
+  CHECK(words_of(line_with(summary_of(totals), "peak borrowed"))[2] == "512");
+  CHECK(words_of(line_with(summary_of(totals), "saved"))[1] == "512");
+  totals.takes_borrowed = true;
+  totals.borrowed_peak = 3072 * mib;
+  CHECK(line_with(summary_of(totals), "peak borrowed").ends_with("with what was taken"));
+  CHECK(words_of(line_with(summary_of(totals), "saved"))[1] == "1.00");
+}
+
 TEST_CASE("merging adds up, takes the furthest step and joins modules by name") {
   auto first = two_modules();
   first.evictions = 1;
@@ -180,6 +191,7 @@ TEST_CASE("merging adds up, takes the furthest step and joins modules by name") 
   first.device_reserved = 5;
   first.live_peak = 6;
   first.host_peak = 7;
+  first.borrowed_peak = 512 * mib;
   const std::vector<rank_counters> ranks{{"a", first}, {"b", first}};
   const auto sum = tidepool::trace::merge(ranks);
   CHECK(sum.steps == 12);
@@ -192,6 +204,8 @@ TEST_CASE("merging adds up, takes the furthest step and joins modules by name") 
   CHECK(sum.live_peak == 12);
   CHECK(sum.host_peak == 14);
   CHECK(sum.device_peak == 2 * first.device_peak);
+  CHECK(sum.borrowed_peak == 1024 * mib);
+  CHECK(sum.saved() == 2 * first.saved());
   CHECK(sum.live_peak_without == 2 * first.live_peak_without);
   CHECK(sum.host_reserved == 2 * first.host_reserved);
   REQUIRE(sum.modules.size() == 3);

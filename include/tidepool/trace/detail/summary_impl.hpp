@@ -27,7 +27,9 @@ TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
                 &of::state_fetched, &of::state_written, &of::arena_waits, &of::placed_elsewhere,
                 &of::device_allocations, &of::host_allocations, &of::device_reserved,
                 &of::device_peak, &of::live_peak, &of::live_peak_without, &of::away_at_peak,
-                &of::host_reserved, &of::host_peak);
+                &of::borrowed, &of::borrowed_peak, &of::borrowed_waiting, &of::borrowed_joins,
+                &of::budget_exceeded, &of::host_reserved, &of::host_peak);
+    sum.takes_borrowed = sum.takes_borrowed || totals.takes_borrowed;
   }
   return sum;
 }
